@@ -1,0 +1,44 @@
+"""Continual learning with exact Gradient Episodic Memory.
+
+>>> import gradmem as gm
+>>> continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=200, data="sample")
+>>> result = gm.run(gm.GEM(gm.mlp(), lr=0.1, memories=50, margin=0.5), continuum)
+>>> result.R.shape
+(3, 3)
+"""
+
+from gradmem.benchmarks import mnist_permutations, mnist_rotations
+from gradmem.continuum import Continuum, Examples, Task
+from gradmem.data import DataError, Images
+from gradmem.learners import EWC, GEM, Independent, Learner, Multimodal, Single
+from gradmem.memory import EpisodicMemory
+from gradmem.metrics import TransferMetrics, transfer_metrics
+from gradmem.networks import mlp
+from gradmem.projection import project
+from gradmem.protocol import Progress, Result, run
+
+__all__ = [
+    "EWC",
+    "GEM",
+    "Continuum",
+    "DataError",
+    "EpisodicMemory",
+    "Examples",
+    "Images",
+    "Independent",
+    "Learner",
+    "Multimodal",
+    "Progress",
+    "Result",
+    "Single",
+    "Task",
+    "TransferMetrics",
+    "mlp",
+    "mnist_permutations",
+    "mnist_rotations",
+    "project",
+    "run",
+    "transfer_metrics",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,270 @@
+"""The continuum of data (equation 1): an ordered stream of triplets (x, t, y) and its test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradmem.validation import descriptor, non_negative_int, positive, positive_int
+
+__all__ = ["Continuum", "Examples", "Task"]
+
+Batch = tuple[Tensor, Hashable, Tensor]
+
+#: The descriptor of a continuum whose tasks were mixed by `Continuum.shuffled`.
+IID = "iid"
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs and labels, kept as they are stored and turned to floats only when they are used.
+
+    Parameters
+    ----------
+    x
+        (n, …) inputs, in any dtype; a byte a pixel is four times smaller than a float.
+    y
+        (n,) class ids.
+    divisor
+        If given, inputs are served as float32 divided by it (255 for pixels).
+
+    Examples
+    --------
+    >>> digits = Examples(torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8),
+    ...                   torch.tensor([7, 3]), divisor=255)
+    >>> digits[1:]
+    (tensor([[0.2000, 0.4000]]), tensor([3]))
+    """
+
+    x: Tensor
+    y: Tensor
+    divisor: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("x", self.x), ("y", self.y)):
+            if not isinstance(values, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
+        if self.y.dtype == torch.bool or self.y.is_floating_point() or self.y.is_complex():
+            raise TypeError(f"y must hold whole numbers, got {self.y.dtype}")
+        if self.x.ndim < 1 or self.y.ndim != 1 or len(self.x) != len(self.y):
+            raise ValueError(
+                f"x must be (n, …) and y (n,), got {tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            )
+        if len(self.y) == 0:
+            raise ValueError("there must be at least one example, got none")
+        if self.divisor is not None:
+            positive("divisor", self.divisor)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, which: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a slice, a mask or a tensor of positions, ready to be used."""
+        x, y = self.x[which], self.y[which].long()
+        return (x if self.divisor is None else x.float().div_(self.divisor)), y
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All examples in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One stretch of a continuum: a descriptor, what is learned, and what tests it.
+
+    Parameters
+    ----------
+    t
+        The task descriptor: any hashable value.
+    train, test
+        `Examples`, or plain pairs (x, y).
+    label
+        A name for people, in tables and pictures.
+    """
+
+    t: Hashable
+    train: Examples
+    test: Examples | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        descriptor(self.t)
+        for name in ("train", "test"):
+            examples = getattr(self, name)
+            if not isinstance(examples, Examples | None):
+                object.__setattr__(self, name, Examples(*examples))
+        if not self.label:
+            object.__setattr__(self, "label", f"task {self.t}")
+
+
+class Continuum:
+    """An ordered, repeatable stream of mini-batches `(x, t, y)` with its tasks' test sets.
+
+    Iterating yields the mini-batches, `len` counts them; indexing and slicing are by task and give
+    a smaller continuum; `+` puts one after another. A task may come back: its descriptor then
+    stands twice in `tasks`, and once in `tests`.
+
+    Parameters
+    ----------
+    tasks
+        The `Task`s in the order they are learned.
+    batch_size
+        Examples per mini-batch. A task's last one may be shorter; none spans two tasks.
+    epochs
+        Passes over a task before the next begins, each in another order.
+    shuffle
+        Whether a pass goes through a task's examples in random order (tasks are "locally iid").
+    seed
+        Governs that order. The same seed gives the same stream, each time it is iterated.
+    tests
+        Descriptor → test set, R's columns. If left out, those of the tasks, in the order the tasks
+        are first met.
+
+    Examples
+    --------
+    >>> def task(t):
+    ...     x = torch.full((25, 2), float(t))
+    ...     return Task(t, (x, torch.arange(25) % 2), (x, torch.arange(25) % 2))
+    >>> continuum = Continuum([task(0), task(1), task(2)], batch_size=10)
+    >>> len(continuum), continuum.n_examples, list(continuum.tests)
+    (9, 75, [0, 1, 2])
+    >>> [(t, len(y)) for x, t, y in continuum[1]]
+    [(1, 10), (1, 10), (1, 5)]
+    >>> [task.t for task in (continuum[:2] + continuum[0]).tasks]
+    [0, 1, 0]
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        batch_size: int = 10,
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        tests: Mapping[Hashable, Examples] | None = None,
+    ) -> None:
+        self.tasks = tuple(tasks)
+        if not self.tasks:
+            raise ValueError("a continuum needs at least one task, got none")
+        for task in self.tasks:
+            if not isinstance(task, Task):
+                raise TypeError(f"tasks must hold Task objects, got {task!r}")
+        self.batch_size = positive_int("batch_size", batch_size)
+        self.epochs = positive_int("epochs", epochs)
+        self.shuffle = shuffle
+        self.seed = non_negative_int("seed", seed)
+        self.tests = _tests(self.tasks) if tests is None else dict(tests)
+        # A slice keeps each task's place in the whole, and with it its order of examples.
+        self._places: tuple[int, ...] = tuple(range(len(self.tasks)))
+
+    @property
+    def n_tasks(self) -> int:
+        """Stretches of training; a task that comes back counts again."""
+        return len(self.tasks)
+
+    @property
+    def n_examples(self) -> int:
+        """Examples that will be observed, epochs included."""
+        return self.epochs * sum(len(task.train) for task in self.tasks)
+
+    @property
+    def learned(self) -> list[int | None]:
+        """The column of R that each stretch of training learns (see `transfer_metrics`)."""
+        column = {t: j for j, t in enumerate(self.tests)}
+        return [column.get(task.t) for task in self.tasks]
+
+    def labels(self) -> list[str]:
+        """A name for each column of R."""
+        names = {task.t: task.label for task in self.tasks}
+        return [names.get(t, f"task {t}") for t in self.tests]
+
+    def __len__(self) -> int:
+        return self.epochs * sum(-(-len(task.train) // self.batch_size) for task in self.tasks)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for place, task in zip(self._places, self.tasks, strict=True):
+            for epoch in range(self.epochs):
+                order = self._order(len(task.train), place, epoch)
+                for positions in order.split(self.batch_size):
+                    x, y = task.train[positions]
+                    yield x, task.t, y
+
+    def __getitem__(self, which: int | slice) -> Continuum:
+        if isinstance(which, slice):
+            return self._part(range(self.n_tasks)[which])
+        if isinstance(which, bool) or not isinstance(which, int | np.integer):
+            raise TypeError(f"a continuum is indexed by a task's position, got {which!r}")
+        if not -self.n_tasks <= which < self.n_tasks:
+            raise IndexError(f"task {which} of a continuum of {self.n_tasks}")
+        return self._part([int(which) % self.n_tasks])
+
+    def __add__(self, other: Continuum) -> Continuum:
+        if not isinstance(other, Continuum):
+            return NotImplemented
+        if (self.batch_size, self.epochs) != (other.batch_size, other.epochs):
+            raise ValueError("continuums must agree in batch_size and epochs to be joined")
+        return Continuum(
+            self.tasks + other.tasks, self.batch_size, self.epochs, self.shuffle, self.seed
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Continuum({self.n_tasks} tasks, {self.n_examples} examples, "
+            f"batch_size={self.batch_size}, epochs={self.epochs}, seed={self.seed})"
+        )
+
+    def shuffled(self) -> Continuum:
+        """The same examples in iid order: every mini-batch mixes the tasks (the paper's oracle).
+
+        To the learner this is one task with the descriptor "iid"; the test sets stay those of the
+        tasks, so R has one row and a column per task. Each epoch goes through all examples.
+        """
+        if len({task.train.divisor for task in self.tasks}) > 1:
+            raise ValueError("tasks must agree in their divisor to be shuffled together")
+        mixed = Examples(
+            torch.cat([task.train.x for task in self.tasks]),
+            torch.cat([task.train.y for task in self.tasks]),
+            self.tasks[0].train.divisor,
+        )
+        return Continuum(
+            [Task(IID, mixed, label="all tasks, shuffled")],
+            self.batch_size,
+            self.epochs,
+            seed=self.seed,
+            tests=self.tests,
+        )
+
+    def _part(self, places: Sequence[int]) -> Continuum:
+        tasks = [self.tasks[i] for i in places]
+        tests = {task.t: self.tests[task.t] for task in tasks if task.t in self.tests}
+        part = Continuum(
+            tasks,
+            self.batch_size,
+            self.epochs,
+            self.shuffle,
+            self.seed,
+            tests or self.tests,  # a shuffled continuum keeps the tests of what it mixed
+        )
+        part._places = tuple(self._places[i] for i in places)
+        return part
+
+    def _order(self, n: int, place: int, epoch: int) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(n)
+        return torch.from_numpy(np.random.default_rng([self.seed, place, epoch]).permutation(n))
+
+
+def _tests(tasks: Sequence[Task]) -> dict[Hashable, Examples]:
+    tests: dict[Hashable, Examples] = {}
+    for task in tasks:
+        if task.test is not None and tests.setdefault(task.t, task.test) is not task.test:
+            raise ValueError(f"task {task.t!r} comes back with another test set")
+    if not tests:
+        raise ValueError("at least one task needs a test set, got none")
+    return tests

@@ -1,0 +1,6 @@
+"""Images to learn from: where they are found, how they are fetched and checked."""
+
+from gradmem.data.idx import DataError
+from gradmem.data.mnist import Images, load_mnist
+
+__all__ = ["DataError", "Images", "load_mnist"]

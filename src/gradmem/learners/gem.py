@@ -1,0 +1,100 @@
+"""Gradient episodic memory: no step may raise the loss at what is remembered (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradmem.gradients import loss_gradient, memory_gradients, parameters, set_gradient
+from gradmem.learners.base import Learner
+from gradmem.memory import EpisodicMemory
+from gradmem.projection import MARGIN_RULES, project_counted
+from gradmem.validation import non_negative, one_of
+
+__all__ = ["GEM"]
+
+
+class GEM(Learner):
+    """A single predictor whose gradient is projected so that no remembered task's loss rises.
+
+    Every observed task but the current one is a constraint, also when the current one comes back.
+
+    Parameters
+    ----------
+    network, lr, seed
+        See `Learner`.
+    memories
+        Examples remembered per task: its last ones.
+    margin
+        γ ≥ 0, the paper's memory strength (see `project`).
+    budget
+        Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+    margin_rule
+        "shift" or "floor" (see `project`).
+
+    Examples
+    --------
+    >>> import torch, gradmem as gm
+    >>> learner = gm.GEM(gm.mlp([2, 8, 2]), lr=0.1, memories=5)
+    >>> for t in ("first", "second"):
+    ...     learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+    >>> x, y = learner.memory["first"]
+    >>> x.shape, y.shape
+    (torch.Size([5, 2]), torch.Size([5]))
+
+    References
+    ----------
+    Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NIPS 2017.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lr: float = 0.1,
+        memories: int = 256,
+        margin: float = 0.5,
+        budget: int | None = None,
+        margin_rule: str = "shift",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(network, lr, seed)
+        self.margin = non_negative("margin", margin)
+        self.margin_rule = one_of("margin_rule", margin_rule, MARGIN_RULES)
+        self.memory = EpisodicMemory(memories, budget)
+        self.violations = 0
+        self.violated_constraints = 0
+        self.active_constraints = 0
+
+    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        self.memory.add(x, t, y)
+        past = [k for k in self.memory if k != t]
+        G = memory_gradients(self.network, self.memory, past)
+        g = loss_gradient(self.loss(x, t, y), parameters(self.network))
+        g, violated, active = project_counted(g, G, self.margin, self.margin_rule)
+        set_gradient(self.network, g)
+        self.optimiser.step()
+
+        self.violations += violated > 0
+        self.violated_constraints += violated
+        self.active_constraints += active
+
+    def statistics(self) -> dict[str, int]:
+        return super().statistics() | self._counts()
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"memory": self.memory.state_dict(), "counts": self._counts()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.memory.load_state_dict(state["memory"])
+        for name, count in state["counts"].items():
+            setattr(self, name, count)
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "violations": self.violations,
+            "violated_constraints": self.violated_constraints,
+            "active_constraints": self.active_constraints,
+        }

