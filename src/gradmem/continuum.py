@@ -74,7 +74,6 @@ class Examples:
             yield self[start : start + size]
 
 
-@dataclass(frozen=True, eq=False)
 class Task:
     """One stretch of a continuum: a descriptor, what is learned, and what tests it.
 
@@ -88,19 +87,20 @@ class Task:
         A name for people, in tables and pictures.
     """
 
-    t: Hashable
-    train: Examples
-    test: Examples | None = None
-    label: str = ""
+    def __init__(
+        self,
+        t: Hashable,
+        train: Examples | tuple[Tensor, Tensor],
+        test: Examples | tuple[Tensor, Tensor] | None = None,
+        label: str = "",
+    ) -> None:
+        self.t = descriptor(t)
+        self.train = train if isinstance(train, Examples) else Examples(*train)
+        self.test = test if isinstance(test, Examples | None) else Examples(*test)
+        self.label = label or f"task {t}"
 
-    def __post_init__(self) -> None:
-        descriptor(self.t)
-        for name in ("train", "test"):
-            examples = getattr(self, name)
-            if not isinstance(examples, Examples | None):
-                object.__setattr__(self, name, Examples(*examples))
-        if not self.label:
-            object.__setattr__(self, "label", f"task {self.t}")
+    def __repr__(self) -> str:
+        return f"Task({self.t!r}, {len(self.train)} examples)"
 
 
 class Continuum:
@@ -191,7 +191,7 @@ class Continuum:
         for place, task in zip(self._places, self.tasks, strict=True):
             for epoch in range(self.epochs):
                 order = self._order(len(task.train), place, epoch)
-                for positions in order.split(self.batch_size):
+                for positions in torch.split(order, self.batch_size):
                     x, y = task.train[positions]
                     yield x, task.t, y
 

@@ -54,5 +54,6 @@ def memory_gradients(
 def set_gradient(network: nn.Module, g: Tensor) -> None:
     """Make g: (p,) what the network's optimiser will step along."""
     weights = parameters(network)
-    for w, part in zip(weights, g.split([w.numel() for w in weights]), strict=True):
+    parts = torch.split(g, [w.numel() for w in weights])
+    for w, part in zip(weights, parts, strict=True):
         w.grad = part.view_as(w)

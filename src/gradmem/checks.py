@@ -1,0 +1,271 @@
+"""Checks that every learner must pass; yours too: `check_learner(lambda network, seed: …)`.
+
+Each check is a function of `make`, which builds a learner around a small network. They raise
+AssertionError with what went wrong.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradmem.learners import Learner
+from gradmem.networks import mlp
+
+__all__ = ["CHECKS", "Make", "check_learner"]
+
+Make = Callable[[nn.Module, int], Learner]
+
+N_INPUTS, N_CLASSES = 4, 3
+#: Descriptors of every kind that is promised to work.
+DESCRIPTORS: tuple[Hashable, ...] = (0, "sort by colour", (1, "b"), 2.5, frozenset({3}))
+
+
+def check_learner(make: Make) -> None:
+    """Run all checks on the learner that `make(network, seed)` builds.
+
+    Examples
+    --------
+    >>> import gradmem as gm
+    >>> check_learner(lambda network, seed: gm.GEM(network, memories=20, seed=seed))
+    """
+    for check in CHECKS:
+        check(make)
+
+
+def learns_a_toy_task(make: Make) -> None:
+    learner = _new(make)
+    for batch in range(60):
+        x, y = _task("a", 10, seed=batch)
+        learner.observe(x, "a", y)
+    x, y = _task("a", 300, seed=1000)
+    accuracy = (learner.predict(x, "a") == y).float().mean().item()
+    assert accuracy > 0.9, f"accuracy {accuracy:.2f} on a task that is easy to learn"
+
+
+def predicts_before_and_after_training(make: Make) -> None:
+    learner = _new(make)
+    x, y = _task("a", 7)
+    for _ in range(2):
+        for t in ("a", "never observed"):
+            answer = learner.predict(x, t)
+            assert answer.shape == (7,), f"predict gave shape {tuple(answer.shape)} for 7 inputs"
+            assert answer.dtype == torch.int64, f"predict gave {answer.dtype}"
+            assert ((answer >= 0) & (answer < N_CLASSES)).all(), f"predict gave {answer}"
+        learner.observe(x, "a", y)
+
+
+def predicts_without_descriptor_where_outputs_are_shared(make: Make) -> None:
+    learner = _new(make)
+    x, y = _task("a", 7)
+    learner.observe(x, "a", y)
+    if learner.shares_outputs:
+        assert torch.equal(learner.predict(x), learner.predict(x, "a")), "predict(x) differs"
+    else:
+        _refused(learner, lambda: learner.predict(x), (TypeError,), "predict(x) without t")
+
+
+def takes_any_hashable_descriptor(make: Make) -> None:
+    learner = _new(make)
+    for t in DESCRIPTORS:
+        x, y = _task("a", 5)
+        learner.observe(x, t, y)
+    for t in DESCRIPTORS:
+        assert learner.predict(x, t).shape == (5,)
+
+
+def survives_a_returning_task(make: Make) -> None:
+    learner = _new(make)
+    for visit, t in enumerate("abcab"):
+        for batch in range(3):
+            x, y = _task(t, 10, seed=10 * visit + batch)
+            learner.observe(x, t, y)
+    _finite(learner)
+
+
+def takes_batches_of_any_size(make: Make) -> None:
+    learner = _new(make)
+    for t in "ab":
+        for n in (10, 3, 1, 40, 1):
+            x, y = _task(t, n, seed=n)
+            learner.observe(x, t, y)
+            assert learner.predict(x, t).shape == (n,)
+    assert learner.examples == 110, f"counted {learner.examples} examples of 110"
+    assert learner.steps == 10, f"counted {learner.steps} steps of 10"
+    _finite(learner)
+
+
+def is_deterministic_from_its_seed(make: Make) -> None:
+    """Also with dropout, and whatever happens to the global generator meanwhile."""
+    first, second = (_new(make, network=_dropout_network()) for _ in range(2))
+    _train(first)
+    torch.rand(17)  # moves the global generator
+    _train(second)
+    _same(first.state_dict(), second.state_dict(), "the same seed gave another learner")
+
+
+def leaves_the_global_generator_alone(make: Make) -> None:
+    before = torch.get_rng_state()
+    learner = _new(make, network=_dropout_network())
+    _train(learner)
+    assert torch.equal(before, torch.get_rng_state()), "the global generator was moved"
+
+
+def predicting_changes_nothing(make: Make) -> None:
+    learner = _new(make, network=_dropout_network())
+    _train(learner)
+    before = learner.state_dict()
+    modes = [part.training for part in learner.network.modules()]
+    for t in ("a", "b", "never observed"):
+        learner.predict(_task("a", 5)[0], t)
+    _same(before, learner.state_dict(), "predict changed the learner")
+    after = [part.training for part in learner.network.modules()]
+    assert modes == after, "predict changed the network's mode"
+
+
+def continues_identically_from_its_state(make: Make) -> None:
+    """Through a file, into a learner that started elsewhere; the state is a copy, not a view."""
+    learner = _new(make, network=_dropout_network())
+    _train(learner, "aab")
+    state = learner.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    _train(learner, "bca")
+    expected = learner.state_dict()
+
+    for saved in (state, torch.load(file, weights_only=True)):
+        other = _new(make, network=_dropout_network(seed=5), seed=9)
+        _train(other, "c")
+        other.load_state_dict(saved)
+        _train(other, "bca")
+        _same(expected, other.state_dict(), "a restored learner went another way")
+        x = _task("a", 20)[0]
+        for t in ("a", "b", "never observed"):
+            assert torch.equal(learner.predict(x, t), other.predict(x, t)), f"differs on {t}"
+
+
+def refuses_another_kind_of_state(make: Make) -> None:
+    learner = _new(make)
+    _train(learner)
+    state = learner.state_dict() | {"learner": "Another"}
+    _refused(learner, lambda: learner.load_state_dict(state), (ValueError,), "another's state")
+
+
+def refuses_bad_input_and_stays_as_it_was(make: Make) -> None:
+    learner = _new(make)
+    x, y = _task("a", 6)
+    for bad, xs, t, ys in _bad_inputs(x, y):  # before it has learned anything …
+        _refused(learner, _observe(learner, xs, t, ys), (ValueError, TypeError), bad)
+    _train(learner)
+    for bad, xs, t, ys in _bad_inputs(x, y):  # … and after
+        _refused(learner, _observe(learner, xs, t, ys), (ValueError, TypeError), bad)
+
+
+CHECKS: tuple[Callable[[Make], None], ...] = (
+    learns_a_toy_task,
+    predicts_before_and_after_training,
+    predicts_without_descriptor_where_outputs_are_shared,
+    takes_any_hashable_descriptor,
+    survives_a_returning_task,
+    takes_batches_of_any_size,
+    is_deterministic_from_its_seed,
+    leaves_the_global_generator_alone,
+    predicting_changes_nothing,
+    continues_identically_from_its_state,
+    refuses_another_kind_of_state,
+    refuses_bad_input_and_stays_as_it_was,
+)
+
+
+def _bad_inputs(x: Tensor, y: Tensor) -> list[tuple[str, Any, Any, Any]]:
+    nan, inf = x.clone(), x.clone()
+    nan[2, 1], inf[0, 0] = float("nan"), float("inf")
+    return [
+        ("NaN in x", nan, "a", y),
+        ("infinity in x", inf, "a", y),
+        ("x of another width", x[:, :2], "a", y),
+        ("x without a batch dimension", x[0], "a", y[0]),
+        ("x of another dtype", x.double(), "a", y),
+        ("x of whole numbers", x.long(), "a", y),
+        ("x as a list", x.tolist(), "a", y),
+        ("an empty batch", x[:0], "a", y[:0]),
+        ("a label too large", x, "a", y + N_CLASSES),
+        ("a negative label", x, "a", y - N_CLASSES),
+        ("labels as floats", x, "a", y.float()),
+        ("labels as booleans", x, "a", y > 0),
+        ("too few labels", x, "a", y[:3]),
+        ("labels of another shape", x, "a", y[:, None]),
+        ("labels as a list", x, "a", y.tolist()),
+        ("an unhashable t", x, ["a"], y),
+        ("a tensor as t", x, torch.tensor(1), y),
+        ("no t", x, None, y),
+        ("a t that does not equal itself", x, float("nan"), y),
+    ]
+
+
+def _observe(learner: Learner, x: Any, t: Any, y: Any) -> Callable[[], None]:
+    return lambda: learner.observe(x, t, y)
+
+
+def _refused(
+    learner: Learner, action: Callable[[], Any], errors: tuple[type[Exception], ...], what: str
+) -> None:
+    before = learner.state_dict()
+    try:
+        action()
+    except errors as error:
+        assert str(error), f"the error about {what} says nothing"
+    else:
+        raise AssertionError(f"{what} was not refused")
+    _same(before, learner.state_dict(), f"{what} changed the learner")
+
+
+def _new(make: Make, network: nn.Module | None = None, seed: int = 0) -> Learner:
+    return make(mlp([N_INPUTS, 16, 16, N_CLASSES], seed=1) if network is None else network, seed)
+
+
+def _dropout_network(seed: int = 1) -> nn.Module:
+    first, relu, *rest = mlp([N_INPUTS, 16, 16, N_CLASSES], seed=seed)
+    return nn.Sequential(first, relu, nn.Dropout(0.3), *rest)
+
+
+def _task(t: Hashable, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """x: (n, 4), y: (n,): a cloud per class, moved a little by the task."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.tensor([[2.0, 0, 0, 1], [-2, 1, 0, 0], [0, -2, 1, 0]])
+    moved = centres.roll("abc".index(str(t)), dims=1)
+    y = torch.randint(N_CLASSES, (n,), generator=generator)
+    return moved[y] + 0.4 * torch.randn(n, N_INPUTS, generator=generator), y
+
+
+def _train(learner: Learner, tasks: str = "ab") -> None:
+    for visit, t in enumerate(tasks):
+        for batch in range(3):
+            x, y = _task(t, 8, seed=10 * visit + batch)
+            learner.observe(x, t, y)
+
+
+def _finite(learner: Learner) -> None:
+    for name, weight in learner.network.named_parameters():
+        assert weight.isfinite().all(), f"{name} is not finite"
+
+
+def _same(first: Any, second: Any, message: str, path: str = "state") -> None:
+    """Assert that two nested states are equal to the last bit."""
+    if isinstance(first, Tensor):
+        assert isinstance(second, Tensor) and torch.equal(first, second), f"{message}: {path}"
+    elif isinstance(first, dict):
+        assert isinstance(second, dict) and list(first) == list(second), f"{message}: {path}"
+        for key in first:
+            _same(first[key], second[key], message, f"{path}[{key!r}]")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), f"{message}: {path}"
+        for i, (one, other) in enumerate(zip(first, second, strict=True)):
+            _same(one, other, message, f"{path}[{i}]")
+    else:
+        assert first == second, f"{message}: {path}"

@@ -1,0 +1,322 @@
+"""What can be typed after `gradmem`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gradmem.benchmarks import BENCHMARKS
+from gradmem.cli.progress import Display
+from gradmem.continuum import IID
+from gradmem.data import DataError, load_mnist
+from gradmem.experiment import Experiment
+from gradmem.learners import LEARNERS
+from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.results import RunFolder, find_runs
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Continual learning with exact Gradient Episodic Memory, its rivals and its benchmarks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+
+STREAM = "The continuum"
+SETTINGS = "The learner (where left out, the paper's best values for the benchmark)"
+
+BenchmarkOption = Annotated[
+    str,
+    typer.Option(
+        "--benchmark", help=f"What is learned: {', '.join(BENCHMARKS)}.", rich_help_panel=STREAM
+    ),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help='"sample" (5,000 bundled digits) or a folder with the data set. Left out: the folder '
+        "in GRADMEM_DATA, the cache, or a download.",
+        rich_help_panel=STREAM,
+    ),
+]
+TasksOption = Annotated[int, typer.Option("--tasks", help="How many.", rich_help_panel=STREAM)]
+ExamplesOption = Annotated[
+    int, typer.Option("--examples", help="Training examples per task.", rich_help_panel=STREAM)
+]
+BatchSizeOption = Annotated[
+    int, typer.Option("--batch-size", help="Examples per step.", rich_help_panel=STREAM)
+]
+EpochsOption = Annotated[
+    int, typer.Option("--epochs", help="Passes over each task.", rich_help_panel=STREAM)
+]
+OrderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--order",
+        help='Order of tasks: "random", or numbers such as 2,0,1,0 (a task may come back).',
+        rich_help_panel=STREAM,
+    ),
+]
+ShuffledOption = Annotated[
+    bool,
+    typer.Option(
+        "--shuffled", help="Mix all tasks' examples (the iid oracle).", rich_help_panel=STREAM
+    ),
+]
+EveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--every", help="Also evaluate every so many examples, for learning curves. (default: off)"
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace another experiment's result in the folder.")
+]
+
+
+@app.command("run")
+def run_command(
+    benchmark: BenchmarkOption,
+    learner: Annotated[str, typer.Option("--learner", help=f"Who learns: {', '.join(LEARNERS)}.")],
+    seed: Annotated[int, typer.Option(help="Of data, network and learner.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results. (default: runs/BENCHMARK/LEARNER-seedN)"),
+    ] = None,
+    data: DataOption = None,
+    tasks: TasksOption = 20,
+    examples: ExamplesOption = 1000,
+    batch_size: BatchSizeOption = 10,
+    epochs: EpochsOption = 1,
+    order: OrderOption = None,
+    shuffled: ShuffledOption = False,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate.", rich_help_panel=SETTINGS)
+    ] = None,
+    memories: Annotated[
+        int | None,
+        typer.Option(help="gem, ewc: examples remembered per task.", rich_help_panel=SETTINGS),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(help="gem: examples remembered in all.", rich_help_panel=SETTINGS),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="gem: memory strength γ.", rich_help_panel=SETTINGS),
+    ] = None,
+    margin_rule: Annotated[
+        str | None,
+        typer.Option(
+            help="gem: shift (γ added to v★) or floor (v ≥ γ).",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    regularization: Annotated[
+        float | None, typer.Option(help="ewc: λ.", rich_help_panel=SETTINGS)
+    ] = None,
+    fisher: Annotated[
+        str | None,
+        typer.Option(
+            help="ewc: batch (mean gradient, squared) or example.",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="independent: a new network is a copy of the last, or random.",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    every: EveryOption = None,
+    device: DeviceOption = "cpu",
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Train one learner on one benchmark and write its folder.
+
+    gradmem run --benchmark mnist-rotations --learner gem --data sample --out my-run
+    """
+    asked = {
+        "lr": lr,
+        "memories": memories,
+        "budget": budget,
+        "margin": margin,
+        "margin_rule": margin_rule,
+        "regularization": regularization,
+        "fisher": fisher,
+        "start": start,
+    }
+    experiment = Experiment(
+        benchmark=benchmark,
+        learner=learner,
+        settings={name: value for name, value in asked.items() if value is not None},
+        seed=seed,
+        data=data,
+        n_tasks=tasks,
+        examples_per_task=examples,
+        batch_size=batch_size,
+        epochs=epochs,
+        order=_order(order),
+        shuffled=shuffled,
+        every=every,
+        device=device,
+    )
+    folder = out or Path("runs", benchmark, f"{learner}-seed{seed}")
+    with Display(console) as display:
+        _run(experiment, folder, display, overwrite)
+    console.print(terminal_table(summarize(find_runs([folder]))))
+    console.print(f"Written: {folder / 'result.json'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    benchmark: BenchmarkOption,
+    learners: Annotated[
+        str, typer.Option("--learners", help="Names with commas between them.")
+    ] = ",".join(LEARNERS),
+    seeds: Annotated[int, typer.Option(help="How many seeds each, from --seed on.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results. (default: runs/BENCHMARK)")
+    ] = None,
+    data: DataOption = None,
+    tasks: TasksOption = 20,
+    examples: ExamplesOption = 1000,
+    batch_size: BatchSizeOption = 10,
+    epochs: EpochsOption = 1,
+    order: OrderOption = None,
+    shuffled: ShuffledOption = False,
+    every: EveryOption = None,
+    device: DeviceOption = "cpu",
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run several learners at the paper's settings: one table, a picture of each matrix R.
+
+    gradmem compare --benchmark mnist-rotations --data sample --learners single,ewc,gem
+    """
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    experiments = [
+        Experiment(
+            benchmark=benchmark,
+            learner=name.strip(),
+            seed=number,
+            data=data,
+            n_tasks=tasks,
+            examples_per_task=examples,
+            batch_size=batch_size,
+            epochs=epochs,
+            order=_order(order),
+            shuffled=shuffled,
+            every=every,
+            device=device,
+        )
+        for number in range(seed, seed + seeds)
+        for name in learners.split(",")
+    ]
+    root = out or Path("runs", benchmark)
+    finished = []
+    with Display(console) as display:
+        for experiment in experiments:
+            folder = root / f"{experiment.learner}-seed{experiment.seed}"
+            try:
+                _run(experiment, folder, display, overwrite)
+            except FloatingPointError as error:
+                display.fail(str(error))  # one learner that diverges does not cost the others
+            else:
+                finished.append(folder)
+    if not finished:
+        raise FloatingPointError("no learner finished")
+    _report(finished, root)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders with runs in or below them.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for table and pictures. (default: the first of RUNS)"),
+    ] = None,
+) -> None:
+    """Make the table and the pictures again from finished runs."""
+    _report(runs, out or runs[0])
+
+
+@app.command("data")
+def data_command(
+    data: Annotated[
+        str | None,
+        typer.Argument(help='"sample" or a folder. Left out: GRADMEM_DATA, cache or download.'),
+    ] = None,
+) -> None:
+    """Find or fetch MNIST, check it, and say where it is."""
+    images = load_mnist(data)
+    console.print(f"MNIST: {images}\nfrom {images.source}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command; what the user can put right is one line, not a traceback."""
+    try:
+        app()
+    except (ValueError, TypeError, DataError, FloatingPointError, OSError) as error:
+        message = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True).print(message, soft_wrap=True)
+        sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
+
+
+def _run(experiment: Experiment, folder: Path, display: Display, overwrite: bool) -> None:
+    name = f"{experiment.learner}, seed {experiment.seed}"
+    if experiment.shuffled:
+        name = f"{name}, {IID}"
+    display.start(name)
+    target = RunFolder(folder, experiment)
+    target.open(overwrite)
+
+    def on_progress(progress: Any) -> None:
+        display.update(progress)
+        if progress.partial is not None:
+            target.save_partial(progress.partial)
+
+    try:
+        target.save(experiment.run(on_progress))
+    except KeyboardInterrupt:
+        display.fail("interrupted")
+        known = folder / "partial.json"
+        where = f"The tasks finished so far are in {known}." if known.exists() else ""
+        display.console.print(f"Interrupted. {where}", highlight=False, soft_wrap=True)
+        raise
+
+
+def _report(runs: list[Path], out: Path) -> None:
+    rows = summarize(find_runs(runs))
+    out.mkdir(parents=True, exist_ok=True)
+    table = out / "table.md"
+    table.write_text(markdown_table(rows))
+    written = [table, *draw_pictures(rows, out)]
+    console.print(terminal_table(rows))
+    console.print("Written:", highlight=False)
+    for path in written:
+        console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _order(text: str | None) -> str | tuple[int, ...] | None:
+    if text is None or text == "random":
+        return text
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f'--order must be "random" or numbers such as 2,0,1; got {text!r}'
+        ) from None

@@ -1,0 +1,77 @@
+"""A run's progress on the terminal: live where there is one, a line now and then where not."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from gradmem.protocol import Progress
+
+__all__ = ["Display"]
+
+
+class Display:
+    """Shows runs one after another: which task, examples/s, ACC so far, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bars = Bars(
+            TextColumn("[bold]{task.description:<22}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            disable=not self.live,
+        )
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bars.stop()
+
+    def start(self, name: str) -> None:
+        """A new run begins."""
+        self.name = name
+        self.bar = self.bars.add_task(name, total=None, facts="reading data")
+        if not self.live:
+            self.console.print(name)
+
+    def update(self, progress: Progress) -> None:
+        """The run has got this far."""
+        facts = describe(progress)
+        self.bars.update(
+            self.bar, total=progress.n_examples, completed=progress.examples, facts=facts
+        )
+        row_added = progress.partial is not None
+        fifth = max(1, progress.n_tasks // 5)
+        if not self.live and row_added and (progress.task + 1) % fifth == 0:
+            self.console.print(f"  {facts}", highlight=False)
+
+    def fail(self, reason: str) -> None:
+        """The run ended without a result."""
+        self.bars.update(self.bar, facts=f"[red]failed: {reason}")
+        if not self.live:
+            self.console.print(f"  failed: {reason}", highlight=False)
+
+
+def describe(progress: Progress) -> str:
+    """One line about how far a run is."""
+    rate = progress.examples / progress.seconds if progress.seconds > 0 else 0.0
+    left = (progress.n_examples - progress.examples) / rate if rate else 0.0
+    acc = "  –  " if progress.acc is None else f"{progress.acc:.3f}"
+    done = progress.examples == progress.n_examples
+    time = f"{progress.seconds:4.0f} s     " if done else f"{left:4.0f} s left"
+    return (
+        f"task {progress.task + 1:>2}/{progress.n_tasks}  {rate:>6,.0f} examples/s  "
+        f"ACC {acc}  {time}"
+    )

@@ -1,0 +1,26 @@
+"""What the paper published, as numbers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["appendix_b"]
+
+
+@cache
+def appendix_b() -> dict[str, dict[str, dict[str, Any]]]:
+    """Appendix B: benchmark → learner → its `baseline`, `R`, and the metrics `printed` below them.
+
+    The printed BWT and FWT divide by T where equations 3 and 4 divide by T − 1.
+
+    Examples
+    --------
+    >>> published = appendix_b()["mnist-rotations"]["gem"]
+    >>> len(published["R"]), published["printed"]["acc"]
+    (20, 0.8607)
+    """
+    text = files("gradmem.paper").joinpath("appendix_b.json").read_text()
+    return json.loads(text)  # type: ignore[no-any-return]

@@ -1,0 +1,7 @@
+"""From finished runs to a table and pictures."""
+
+from gradmem.report.pictures import draw_pictures
+from gradmem.report.summary import Row, summarize
+from gradmem.report.table import markdown_table, terminal_table
+
+__all__ = ["Row", "draw_pictures", "markdown_table", "summarize", "terminal_table"]

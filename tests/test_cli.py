@@ -1,0 +1,161 @@
+"""The command as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TINY = ["--data", "sample", "--tasks", "2", "--examples", "30"]
+
+
+def gradmem(*arguments, cwd=None, code=0):
+    process = subprocess.run(
+        [sys.executable, "-m", "gradmem", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1"},
+    )
+    assert process.returncode == code, process.stdout + process.stderr
+    return process.stdout + process.stderr
+
+
+def test_run_writes_a_folder_and_says_where(tmp_path):
+    out = tmp_path / "a" / "b"
+    options = ["--benchmark", "mnist-rotations", "--learner", "gem", "--seed", "0"]
+    said = gradmem("run", *options, *TINY, "--out", out)
+    assert "ACC" in said
+    assert str(out / "result.json") in said
+    result = json.loads((out / "result.json").read_text())
+    assert len(result["R"]) == 2
+    assert json.loads((out / "config.json").read_text())["settings"]["margin"] == 0.5
+    # a second time is the same, to the last digit
+    gradmem("run", *options, *TINY, "--out", out)
+    assert json.loads((out / "result.json").read_text())["R"] == result["R"]
+    # something else does not go into the same folder unasked
+    other = ["run", *options[:-1], "1", *TINY, "--out", out]
+    assert "holds the result of another experiment" in gradmem(*other, code=2)
+    gradmem(*other, "--overwrite")
+    assert json.loads((out / "result.json").read_text())["seed"] == 1
+
+
+def test_compare_and_report_make_one_table_and_pictures(tmp_path):
+    options = ["--benchmark", "mnist-permutations", "--learners", "single,ewc", "--seeds", "2"]
+    said = gradmem("compare", *options, *TINY, cwd=tmp_path)
+    assert "mean of 2 seeds" in said
+    root = tmp_path / "runs" / "mnist-permutations"
+    made = sorted(path.name for path in root.iterdir())
+    assert made == [
+        "R-mnist-permutations-ewc.png",
+        "R-mnist-permutations-single.png",
+        "ewc-seed0",
+        "ewc-seed1",
+        "first-task-mnist-permutations.png",
+        "single-seed0",
+        "single-seed1",
+        "table.md",
+    ]
+    said = gradmem("report", root, "--out", tmp_path / "again")
+    assert (tmp_path / "again" / "table.md").read_text() == (root / "table.md").read_text()
+    assert str(tmp_path / "again" / "R-mnist-permutations-ewc.png") in said
+
+
+def test_a_learner_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch):
+    from gradmem import cli
+    from gradmem.cli import app
+    from gradmem.recipes import RECIPES
+
+    monkeypatch.setitem(RECIPES["mnist-rotations"]["single"], "lr", 1e30)
+    command = ["gradmem", "compare", "--benchmark", "mnist-rotations", *TINY]
+    monkeypatch.setattr(sys, "argv", [*command, "--learners", "single,gem", "--out", str(tmp_path)])
+    assert cli.main is app.main
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code in (0, None)
+    assert (tmp_path / "gem-seed0" / "result.json").exists()
+    assert not (tmp_path / "single-seed0" / "result.json").exists()
+
+
+def test_data_says_what_it_found():
+    said = gradmem("data", "sample")
+    assert "4000 to train on, 1000 to test on" in said
+    assert "bundled sample" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--benchmark", "mnist", "--learner", "gem"], "one of mnist-rotations, mnist-perm"),
+        (["run", "--benchmark", "mnist-rotations", "--learner", "jem"], "one of single, indep"),
+        (
+            ["run", "--benchmark", "mnist-rotations", "--learner", "single", "--margin", "1"],
+            "single has no setting margin (got 1.0); it has lr",
+        ),
+        (["compare", "--benchmark", "mnist-rotations", "--seeds", "0"], "--seeds must be at least"),
+        (
+            ["compare", "--benchmark", "mnist-rotations", "--learners", "gem,sgd"],
+            "learner must be one of",
+        ),
+        (
+            ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--order", "up"],
+            '--order must be "random" or numbers such as 2,0,1',
+        ),
+        (["report", "no-such-folder"], "no-such-folder does not exist"),
+        (["run", "--benchmark", "mnist-rotations"], "--learner"),
+    ],
+)
+def test_a_wrong_value_says_what_is_right(arguments, message):
+    said = gradmem(*arguments, code=2)
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_folder_without_data_says_what_to_do(tmp_path):
+    options = ["run", "--benchmark", "mnist-rotations", "--learner", "gem"]
+    said = gradmem(*options, "--data", tmp_path, code=1)
+    assert str(tmp_path) in said
+    assert "train-images-idx3-ubyte" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "report", "data"])
+def test_help_is_there(command):
+    assert "Usage: " in gradmem(command, "--help")
+    assert command in gradmem("--help")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_an_interrupted_run_keeps_what_it_knew(tmp_path):
+    out = tmp_path / "run"
+    options = ["--benchmark", "mnist-rotations", "--learner", "gem", "--data", "sample"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradmem", "run", *options, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "partial.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in said
+    assert "partial.json" in said
+    partial = json.loads((out / "partial.json").read_text())
+    assert 1 <= len(partial["R"]) < 20
+    assert len(partial["R"][0]) == 20
+    assert not (out / "result.json").exists()
+
+
+def test_the_core_stays_light():
+    """What only plots, downloads, rotates or parses a command line is imported where it is used."""
+    heavy = ["matplotlib", "PIL", "pooch", "requests", "filelock", "typer", "scipy", "quadprog"]
+    loaded = f"import sys, gradmem; print([name for name in {heavy} if name in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
+    light = {name.strip("'[]\n ") for name in said.stdout.split(",")}
+    assert light <= {"", "filelock"}, said.stdout  # torch itself may import filelock

@@ -1,0 +1,107 @@
+"""Every learner there is, through every check there is."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradmem as gm
+from gradmem.checks import CHECKS, check_learner
+from gradmem.learners import LEARNERS
+from gradmem.recipes import RECIPES, settings_for
+
+SETTINGS = {
+    "ewc": [{"fisher": "batch"}, {"fisher": "example", "memories": 8}],
+    "independent": [{"start": "copy"}, {"start": "random"}],
+    "gem": [{"memories": 16}, {"budget": 30}, {"margin_rule": "floor"}, {"margin": 0.0}],
+}
+VARIANTS = [(name, settings) for name in LEARNERS for settings in SETTINGS.get(name, [{}])]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=str)
+def test_learner(name, settings, check):
+    check(lambda network, seed: LEARNERS[name](network, seed=seed, **settings))
+
+
+class Forgetful(gm.Single):
+    """Breaks a promise: a part of what it depends on is not in its state."""
+
+    def __init__(self, network, seed=0):
+        super().__init__(network, seed=seed)
+        self.scale = 1.0
+
+    def learn(self, x, t, y):
+        self.scale *= 0.99
+        super().learn(x * self.scale, t, y)
+
+
+def test_the_checks_find_a_learner_that_breaks_a_promise():
+    with pytest.raises(AssertionError, match="a restored learner went another way"):
+        check_learner(lambda network, seed: Forgetful(network, seed=seed))
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+@pytest.mark.parametrize("lr", [0, -0.1, float("nan"), float("inf"), "fast", None, True])
+def test_a_wrong_learning_rate_is_named(kind, lr):
+    with pytest.raises((ValueError, TypeError), match="lr must be"):
+        kind(gm.mlp([4, 3, 2]), lr=lr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (gm.GEM, {"memories": 0}, "memories must be at least 1, got 0"),
+        (gm.GEM, {"memories": 2.5}, "memories must be a whole number, got 2.5"),
+        (gm.GEM, {"budget": 0}, "budget must be at least 1, got 0"),
+        (gm.GEM, {"margin": -0.1}, "margin must not be negative, got -0.1"),
+        (gm.GEM, {"margin": float("nan")}, "margin must be finite, got nan"),
+        (gm.GEM, {"margin_rule": "push"}, "margin_rule must be one of shift, floor; got 'push'"),
+        (gm.EWC, {"regularization": -1}, "regularization must not be negative, got -1"),
+        (gm.EWC, {"memories": 0}, "memories must be at least 1, got 0"),
+        (gm.EWC, {"fisher": "exact"}, "fisher must be one of batch, example; got 'exact'"),
+        (gm.Independent, {"start": "warm"}, "start must be one of copy, random; got 'warm'"),
+        (gm.Single, {"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_a_wrong_setting_is_named(kind, settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(gm.mlp([4, 3, 2]), **settings)
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_a_network_must_be_a_module_that_learns(kind):
+    with pytest.raises(TypeError, match="network must be"):
+        kind("resnet")
+    with pytest.raises((TypeError, ValueError), match="learn"):
+        kind(nn.Sequential(nn.ReLU(), nn.ReLU()))
+
+
+def test_a_network_that_gives_no_logits_is_refused():
+    learner = gm.Single(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)))
+    with pytest.raises(ValueError, match=r"logits of shape \(n, classes\), got \(3,\)"):
+        learner.observe(torch.randn(5, 4), 0, torch.zeros(5, dtype=torch.long))
+
+
+def test_a_loss_that_is_not_finite_says_what_may_help():
+    learner = gm.Single(gm.mlp([4, 3, 2]), lr=1e30)
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+    learner.observe(x, 0, y)
+    with pytest.raises(FloatingPointError, match=r"after 1 steps: a learning rate below lr=1e\+30"):
+        learner.observe(x, 0, y)
+
+
+def test_frozen_parameters_stay_as_they_are():
+    for kind in (gm.Single, gm.EWC, gm.GEM):
+        network = gm.mlp([4, 8, 3])
+        network[0].weight.requires_grad_(False)
+        before = network[0].weight.clone()
+        learner = kind(network)
+        for t in (0, 1, 2):
+            learner.observe(torch.randn(10, 4), t, torch.randint(3, (10,)))
+        assert torch.equal(network[0].weight, before)
+
+
+def test_every_learner_has_a_recipe_for_every_benchmark():
+    for benchmark in RECIPES:
+        for name in LEARNERS:
+            assert settings_for(benchmark, name)["lr"] > 0

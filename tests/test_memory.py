@@ -1,0 +1,80 @@
+"""The episodic memory keeps exactly the last examples of each task."""
+
+import pytest
+import torch
+
+import gradmem as gm
+from gradmem.memory import EpisodicMemory
+
+
+def add(memory, t, first, n):
+    numbers = torch.arange(first, first + n)
+    memory.add(numbers[:, None].float(), t, numbers)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 11, [10, 1], [3, 3, 3, 2], [4, 7], [11], [2, 9]])
+@pytest.mark.parametrize("memories", [1, 3, 4, 10, 11, 20])
+def test_the_last_examples_oldest_first_however_they_come(sizes, memories):
+    memory = EpisodicMemory(memories)
+    start = 0
+    for n in sizes:
+        add(memory, "a", start, n)
+        start += n
+        expected = list(range(max(0, start - memories), start))
+        x, y = memory["a"]
+        assert y.tolist() == expected
+        assert x[:, 0].tolist() == expected
+        assert sorted(memory.stored("a")[1].tolist()) == expected
+
+
+def test_tasks_do_not_mix():
+    memory = EpisodicMemory(2)
+    for i in range(4):
+        add(memory, "a", i, 1)
+        add(memory, ("b", 1), 10 + i, 1)
+    assert memory["a"][1].tolist() == [2, 3]
+    assert memory["b", 1][1].tolist() == [12, 13]
+    assert list(memory) == ["a", ("b", 1)]
+    with pytest.raises(KeyError):
+        memory["c"]
+
+
+def test_a_budget_is_shared_equally_and_shrinks_to_the_newest():
+    memory = EpisodicMemory(budget=12)
+    add(memory, 0, 0, 20)
+    assert memory[0][1].tolist() == list(range(8, 20))
+    add(memory, 1, 100, 20)
+    assert memory[0][1].tolist() == list(range(14, 20))
+    assert memory[1][1].tolist() == list(range(114, 120))
+    for t in (2, 3, 4):
+        add(memory, t, 100 * t, 20)
+    assert [len(memory[t][1]) for t in range(5)] == [2] * 5
+    assert memory[0][1].tolist() == [18, 19]
+    add(memory, 0, 50, 1)  # a task that comes back
+    assert memory[0][1].tolist() == [19, 50]
+
+
+def test_a_budget_too_small_for_the_tasks_is_named_and_nothing_is_lost():
+    learner = gm.GEM(gm.mlp([4, 8, 3]), budget=2)
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    for t in "ab":
+        learner.observe(x, t, y)
+    with pytest.raises(ValueError, match="one example for each of 3 tasks, got 2"):
+        learner.observe(x, "c", y)
+    assert list(learner.memory) == ["a", "b"]
+    assert learner.steps == 2
+
+
+def test_what_is_kept_is_a_copy():
+    memory = EpisodicMemory(3)
+    x, y = torch.ones(2, 1), torch.zeros(2, dtype=torch.long)
+    memory.add(x, "a", y)
+    x.zero_()
+    assert memory["a"][0].tolist() == [[1.0], [1.0]]
+
+
+def test_other_limits_cannot_take_over_a_state():
+    memory = EpisodicMemory(3)
+    add(memory, "a", 0, 2)
+    with pytest.raises(ValueError, match="memories and budget must be"):
+        EpisodicMemory(4).load_state_dict(memory.state_dict())

@@ -1,0 +1,144 @@
+"""Run folders: written whole or not at all, and read back."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from gradmem.experiment import Experiment
+from gradmem.report import draw_pictures, markdown_table, summarize
+from gradmem.report.summary import Estimate
+from gradmem.results import RunFolder, find_runs, write_json
+
+TINY = {"data": "sample", "n_tasks": 2, "examples_per_task": 30}
+
+
+def finished(folder, **changes):
+    experiment = Experiment("mnist-rotations", **({"learner": "single"} | TINY | changes))
+    target = RunFolder(folder, experiment)
+    target.open()
+    result = experiment.run()
+    target.save(result)
+    return result
+
+
+def test_a_folder_holds_everything_about_its_run(tmp_path):
+    result = finished(tmp_path, learner="gem", seed=3, every=20)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["learner"] == "gem"
+    assert config["settings"] == {
+        "lr": 0.1,
+        "memories": 256,
+        "margin": 0.5,
+        "margin_rule": "shift",
+    }
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert np.array_equal(written["R"], result.R)
+    assert np.array_equal(written["baseline"], result.baseline)
+    assert (written["acc"], written["bwt"], written["fwt"]) == (result.acc, result.bwt, result.fwt)
+    assert written["seed"] == 3
+    assert written["curves"]["examples"] == [0, 20, 30, 40, 60]
+    assert np.array_equal(written["curves"]["accuracy"], result.curves)
+    assert written["seconds_training"] + written["seconds_evaluation"] == written["seconds"]
+    assert written["steps"] == 6
+    assert written["violations"] == result.statistics["violations"]
+    assert {"gradmem", "python", "torch", "numpy"} <= set(written["versions"])
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "result.json"]
+
+
+def test_what_is_not_defined_is_null_not_nan(tmp_path):
+    finished(tmp_path, n_tasks=1)
+    text = (tmp_path / "result.json").read_text()
+    assert json.loads(text)["bwt"] is None
+    assert "NaN" not in text
+
+
+def test_the_same_experiment_may_run_again_but_not_over_another(tmp_path):
+    finished(tmp_path)
+    finished(tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(ValueError, match="holds the result of another experiment"):
+        finished(tmp_path, seed=1)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    write_json(path, {"acc": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"acc": object()})
+
+    def no_space(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(OSError, match="no space"):
+        write_json(path, {"acc": 2})
+    assert json.loads(path.read_text()) == {"acc": 1}
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_runs_are_found_below_a_folder_and_grouped_over_seeds(tmp_path):
+    for seed in (0, 1):
+        finished(tmp_path / f"s{seed}", seed=seed)
+    finished(tmp_path / "gem", learner="gem")
+    finished(tmp_path / "fast", settings={"lr": 0.1})
+    rows = summarize(find_runs([tmp_path]))
+    assert [(row.name, len(row.runs)) for row in rows] == [
+        ("single (lr=0.003)", 2),
+        ("single (lr=0.1)", 1),
+        ("gem", 1),
+    ]
+    table = markdown_table(rows)
+    assert table.splitlines()[0] == "| learner | ACC | BWT | FWT | seconds |"
+    assert len(table.splitlines()) == 5
+
+
+def test_missing_and_broken_folders_are_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        find_runs([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="no finished run"):
+        find_runs([tmp_path])
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a run's folder"):
+        find_runs([tmp_path])
+
+
+def test_an_interval_by_hand():
+    estimate = Estimate.of([1.0, 2.0, 3.0])
+    assert estimate.mean == 2.0
+    assert estimate.half_width == pytest.approx(4.302653 / 3**0.5)  # Student's t, 2 degrees
+    assert estimate.format(".2f") == "2.00 ± 2.48"
+    assert Estimate.of([0.5]).format("+.1f") == "+0.5"
+    assert Estimate.of([None]).format(".2f") == "–"
+
+
+def test_pictures_are_drawn_for_every_row(tmp_path):
+    finished(tmp_path / "single")
+    finished(tmp_path / "shuffled", shuffled=True)
+    written = draw_pictures(summarize(find_runs([tmp_path])), tmp_path)
+    assert [path.name for path in written] == [
+        "R-mnist-rotations-single.png",
+        "R-mnist-rotations-single-shuffled-data.png",
+        "first-task-mnist-rotations.png",
+    ]
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learner": "gme"}, "learner must be one of single, independent, multimodal, ewc, gem"),
+        ({"benchmark": "mnist"}, "benchmark must be one of mnist-rotations, mnist-permutations"),
+        ({"settings": {"margin": 1}}, "single has no setting margin .* it has lr"),
+        ({"settings": {"lr": -1}}, "lr must be above 0, got -1"),
+        ({"n_tasks": 0}, "n_tasks must be at least 1, got 0"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used here"),
+    ],
+)
+def test_a_wrong_experiment_is_refused_before_it_starts(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Experiment(**({"benchmark": "mnist-rotations", "learner": "single"} | TINY | changes))
