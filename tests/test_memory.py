@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradmem as gm
-from gradmem.memory import EpisodicMemory
+from gradmem.memory import EpisodicMemory, FirstExamples
 
 
 def add(memory, t, first, n):
@@ -78,3 +78,14 @@ def test_other_limits_cannot_take_over_a_state():
     add(memory, "a", 0, 2)
     with pytest.raises(ValueError, match="memories and budget must be"):
         EpisodicMemory(4).load_state_dict(memory.state_dict())
+
+
+def test_first_examples_stay():
+    memory = FirstExamples(5)
+    for start in (0, 3, 6):
+        add(memory, "a", start, 3)
+    assert memory["a"][1].tolist() == [0, 1, 2, 3, 4]
+    restored = FirstExamples(5)
+    restored.load_state_dict(memory.state_dict())
+    add(restored, "a", 9, 3)
+    assert restored["a"][1].tolist() == [0, 1, 2, 3, 4]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradmem.validation import positive_int
 
-__all__ = ["EpisodicMemory"]
+__all__ = ["EpisodicMemory", "FirstExamples"]
 
 
 class EpisodicMemory:
@@ -111,6 +111,17 @@ class EpisodicMemory:
             rings[t] = _Ring.empty_like(x, y, self.share(len(state["tasks"])))
             rings[t].add(x, y)
         self._rings = rings
+
+
+class FirstExamples(EpisodicMemory):
+    """For each task, the first examples observed instead of the last."""
+
+    def add(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        kept = len(self.stored(t)[1]) if t in self else 0
+        room = self.memories - kept
+        self.check(x, t)
+        if room > 0:
+            super().add(x[:room], t, y[:room])
 
 
 class _Ring:

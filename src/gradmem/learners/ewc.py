@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradmem.gradients import flatten, loss_gradient, parameters, set_gradient
 from gradmem.learners.base import Learner
-from gradmem.memory import EpisodicMemory
+from gradmem.memory import FirstExamples
 from gradmem.validation import non_negative, one_of
 
 __all__ = ["EWC"]
@@ -30,7 +30,9 @@ class EWC(Learner):
     regularization
         λ ≥ 0.
     memories
-        How many of a task's last examples its Fisher information F is estimated from.
+        How many of a task's examples its Fisher information F is estimated from: its first ones,
+        since the gradient at what was learned last is small and says little (measured on MNIST
+        permutations with 10 memories: ACC 0.60 with the first, 0.55 with the last).
     fisher
         "batch": the square of their mean gradient, as behind the published numbers; "example": the
         mean of their squared gradients.
@@ -54,7 +56,7 @@ class EWC(Learner):
         super().__init__(network, lr, seed)
         self.regularization = non_negative("regularization", regularization)
         self.fisher = one_of("fisher", fisher, self.FISHERS)
-        self.memory = EpisodicMemory(memories)
+        self.memory = FirstExamples(memories)
         self.task: Hashable | None = None
         theta = flatten(parameters(network)).detach()
         self.curvature = torch.zeros_like(theta)  # Σ Fₖ
@@ -81,7 +83,7 @@ class EWC(Learner):
         self.curvature += F
         share = torch.where(self.curvature > 0, F / self.curvature, 0.0)
         self.lowest += share * (theta - self.lowest)
-        self.memory = EpisodicMemory(self.memory.memories)
+        self.memory = FirstExamples(self.memory.memories)
 
     def _information(self, x: Tensor, y: Tensor) -> Tensor:
         """The diagonal of the Fisher information at x, y: (p,)."""
