@@ -24,7 +24,8 @@ def test_the_last_examples_oldest_first_however_they_come(sizes, memories):
         x, y = memory["a"]
         assert y.tolist() == expected
         assert x[:, 0].tolist() == expected
-        assert sorted(memory.stored("a")[1].tolist()) == expected
+        (stack,) = memory.stacks(["a"])
+        assert sorted(stack.y[0, : stack.counts[0]].tolist()) == expected
 
 
 def test_tasks_do_not_mix():
@@ -89,3 +90,18 @@ def test_first_examples_stay():
     restored.load_state_dict(memory.state_dict())
     add(restored, "a", 9, 3)
     assert restored["a"][1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_stacks_are_views_of_neighbouring_tasks():
+    memory = EpisodicMemory(4)
+    for t in "abcde":
+        add(memory, t, ord(t), 6 if t != "c" else 3)
+    (stack,) = memory.stacks("abcde")
+    assert stack.x.shape == (5, 4, 1)
+    assert stack.counts == (4, 4, 3, 4, 4)
+    assert stack.y[2].tolist() == [99, 100, 101, 99]  # an unused slot repeats what was observed
+    left, right = memory.stacks("abde")  # the current task, in the middle, is left out
+    assert len(left) == len(right) == 2
+    assert right.x.untyped_storage().data_ptr() == stack.x.untyped_storage().data_ptr()
+    memory.add(torch.zeros(2, 7), "other", torch.zeros(2).long())  # inputs of another shape
+    assert [stack.x.shape[2:] for stack in memory.stacks(["e", "other"])] == [(1,), (7,)]

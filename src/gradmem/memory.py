@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradmem.stack import Stack
 from gradmem.validation import positive_int
 
 __all__ = ["EpisodicMemory", "FirstExamples"]
@@ -39,7 +40,8 @@ class EpisodicMemory:
     def __init__(self, memories: int = 256, budget: int | None = None) -> None:
         self.memories = positive_int("memories", memories)
         self.budget = None if budget is None else positive_int("budget", budget)
-        self._rings: dict[Hashable, _Ring] = {}
+        self._shelves: dict[_Kind, _Shelf] = {}
+        self._places: dict[Hashable, tuple[_Shelf, int]] = {}
 
     def share(self, n_tasks: int) -> int:
         """Examples that each of `n_tasks` tasks may keep."""
@@ -54,50 +56,72 @@ class EpisodicMemory:
 
     def check(self, x: Tensor, t: Hashable) -> None:
         """Raise what `add` would raise, and change nothing."""
-        if t not in self._rings:
+        if t not in self._places:
             self.share(len(self) + 1)
-        elif self._rings[t].x.shape[1:] != x.shape[1:]:
+            return
+        shelf, _ = self._places[t]
+        if _kind(x) != shelf.kind:
             raise ValueError(
-                f"x must have the shape of task {t!r}'s other examples, "
-                f"{tuple(self._rings[t].x.shape[1:])}, got {tuple(x.shape[1:])}"
+                f"x must be like task {t!r}'s other examples, {shelf.kind}, got {_kind(x)}"
             )
 
     def add(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         """Remember x: (n, …) and y: (n,) as task t's newest examples."""
         self.check(x, t)
-        if t not in self._rings:
+        if t not in self._places:
             share = self.share(len(self) + 1)
-            self._rings = {k: ring.resized(share) for k, ring in self._rings.items()}
-            self._rings[t] = _Ring.empty_like(x, y, share)
-        self._rings[t].add(x, y)
+            for shelf in self._shelves.values():
+                shelf.resize(share)
+            shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
+            self._places[t] = shelf, shelf.new_row(x, y)
+        shelf, row = self._places[t]
+        shelf.add(row, x, y)
 
     def __getitem__(self, t: Hashable) -> tuple[Tensor, Tensor]:
         """(x, y) kept for task t, oldest first."""
-        return self._rings[t].in_order()
+        shelf, row = self._places[t]
+        return shelf.in_order(row)
 
-    def stored(self, t: Hashable) -> tuple[Tensor, Tensor]:
-        """(x, y) kept for task t in no particular order, without a copy."""
-        return self._rings[t].filled()
+    def count(self, t: Hashable) -> int:
+        """How many examples are kept for task t."""
+        shelf, row = self._places[t]
+        return shelf.counts[row]
+
+    def stacks(self, tasks: Sequence[Hashable]) -> list[Stack]:
+        """What is kept for `tasks`, in their order, without a copy.
+
+        Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
+        while inputs are of one kind and the tasks follow the order in which they were met.
+        """
+        runs: list[tuple[_Shelf, int, int]] = []
+        for t in tasks:
+            shelf, row = self._places[t]
+            if runs and runs[-1][0] is shelf and runs[-1][2] == row:
+                runs[-1] = shelf, runs[-1][1], row + 1
+            else:
+                runs.append((shelf, row, row + 1))
+        return [shelf.stack(start, stop) for shelf, start, stop in runs]
 
     def __iter__(self) -> Iterator[Hashable]:
         """The tasks, in the order they were first observed."""
-        return iter(self._rings)
+        return iter(self._places)
 
     def __contains__(self, t: Hashable) -> bool:
-        return t in self._rings
+        return t in self._places
 
     def __len__(self) -> int:
         """Number of tasks."""
-        return len(self._rings)
+        return len(self._places)
 
     def __repr__(self) -> str:
         limit = f"memories={self.memories}" if self.budget is None else f"budget={self.budget}"
         return f"EpisodicMemory({limit}, {len(self)} tasks)"
 
     def state_dict(self) -> dict[str, Any]:
+        """What is kept, slot by slot: sums over the memory come out the same to the last bit."""
         return {
             "limits": (self.memories, self.budget),
-            "tasks": {t: tuple(v.clone() for v in self[t]) for t in self},
+            "tasks": {t: shelf.get_row(row) for t, (shelf, row) in self._places.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,54 +130,94 @@ class EpisodicMemory:
                 f"memories and budget must be {tuple(state['limits'])} as when the state was "
                 f"saved, got {(self.memories, self.budget)}"
             )
-        rings = {}
-        for t, (x, y) in state["tasks"].items():
-            rings[t] = _Ring.empty_like(x, y, self.share(len(state["tasks"])))
-            rings[t].add(x, y)
-        self._rings = rings
+        self._shelves, self._places = {}, {}
+        share = self.share(len(state["tasks"]))
+        for t, (x, y, oldest) in state["tasks"].items():
+            shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
+            row = shelf.new_row(x, y)
+            shelf.add(row, x, y)
+            shelf.oldest[row] = oldest
+            self._places[t] = shelf, row
 
 
 class FirstExamples(EpisodicMemory):
     """For each task, the first examples observed instead of the last."""
 
     def add(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        kept = len(self.stored(t)[1]) if t in self else 0
-        room = self.memories - kept
+        room = self.memories - (self.count(t) if t in self else 0)
         self.check(x, t)
         if room > 0:
             super().add(x[:room], t, y[:room])
 
 
-class _Ring:
-    """The last `size` examples of one task; slot `start` holds the oldest once all are filled."""
+_Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-        self.start = self.count = 0
 
-    @classmethod
-    def empty_like(cls, x: Tensor, y: Tensor, size: int) -> _Ring:
-        return cls(x.new_empty((size, *x.shape[1:])), y.new_empty((size,)))
+def _kind(x: Tensor) -> _Kind:
+    return tuple(x.shape[1:]), x.dtype, x.device
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        size = len(self.y)
-        x, y = x[-size:], y[-size:]
-        slots = (self.start + self.count + torch.arange(len(y), device=self.y.device)) % size
-        self.x[slots] = x.detach()
-        self.y[slots] = y
-        lost = max(0, self.count + len(y) - size)
-        self.start = (self.start + lost) % size
-        self.count += len(y) - lost
 
-    def filled(self) -> tuple[Tensor, Tensor]:
-        return self.x[: self.count], self.y[: self.count]
+class _Shelf:
+    """Tasks with inputs of one kind, a row of `size` slots each, in one tensor.
 
-    def in_order(self) -> tuple[Tensor, Tensor]:
-        x, y = self.filled()
-        return x.roll(-self.start, 0), y.roll(-self.start, 0)
+    A row is a ring: once it is full, the newest example replaces the oldest. Its slots are filled
+    with copies of the task's first example until they are used, so that all of them can be passed
+    through a network; `counts` says how many count.
+    """
 
-    def resized(self, size: int) -> _Ring:
-        x, y = self.in_order()
-        ring = _Ring.empty_like(x, y, size)
-        ring.add(x, y)
-        return ring
+    def __init__(self, x: Tensor, y: Tensor, size: int) -> None:
+        self.kind = _kind(x)
+        self.size = size
+        self.x = x.new_empty((0, size, *x.shape[1:]))
+        self.y = y.new_empty((0, size))
+        self.counts: list[int] = []
+        self.oldest: list[int] = []  # the slot that is overwritten next, once the row is full
+
+    def new_row(self, x: Tensor, y: Tensor) -> int:
+        row = len(self.counts)
+        if row == len(self.x):
+            self._grow(max(4, 2 * row))
+        self.x[row] = x[0].detach()
+        self.y[row] = y[0]
+        self.counts.append(0)
+        self.oldest.append(0)
+        return row
+
+    def add(self, row: int, x: Tensor, y: Tensor) -> None:
+        x, y = x[-self.size :].detach(), y[-self.size :]
+        while len(y):
+            count = self.counts[row]
+            slot = count if count < self.size else self.oldest[row]
+            n = min(len(y), self.size - slot)
+            self.x[row, slot : slot + n] = x[:n]
+            self.y[row, slot : slot + n] = y[:n]
+            if count < self.size:
+                self.counts[row] += n
+            else:
+                self.oldest[row] = (slot + n) % self.size
+            x, y = x[n:], y[n:]
+
+    def get_row(self, row: int) -> tuple[Tensor, Tensor, int]:
+        n = self.counts[row]
+        return self.x[row, :n].clone(), self.y[row, :n].clone(), self.oldest[row]
+
+    def in_order(self, row: int) -> tuple[Tensor, Tensor]:
+        x, y = self.x[row, : self.counts[row]], self.y[row, : self.counts[row]]
+        return x.roll(-self.oldest[row], 0), y.roll(-self.oldest[row], 0)
+
+    def stack(self, start: int, stop: int) -> Stack:
+        return Stack(self.x[start:stop], self.y[start:stop], tuple(self.counts[start:stop]))
+
+    def resize(self, size: int) -> None:
+        """Give every row `size` slots, keeping its newest examples."""
+        if size == self.size:
+            return
+        kept = [self.in_order(row) for row in range(len(self.counts))]
+        self.__init__(self.x[0], self.y[0], size)  # type: ignore[misc]
+        for x, y in kept:
+            self.add(self.new_row(x, y), x, y)
+
+    def _grow(self, rows: int) -> None:
+        x, y = self.x, self.y
+        self.x, self.y = x.new_empty((rows, *x.shape[1:])), y.new_empty((rows, *y.shape[1:]))
+        self.x[: len(x)], self.y[: len(y)] = x, y

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradmem.gradients import loss_gradient, memory_gradients, parameters, set_gradient
+from gradmem.gradients import MemoryGradients, loss_gradient, parameters, set_gradient
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import MARGIN_RULES, project_counted
@@ -33,6 +33,9 @@ class GEM(Learner):
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
     margin_rule
         "shift" or "floor" (see `project`).
+    gradients, tasks_per_chunk, memory_limit
+        How the gradients at the memories are computed, and bounds on the memory that takes (see
+        `MemoryGradients`). All ways are exact; `learner.gradients` says which is in use.
 
     Examples
     --------
@@ -57,12 +60,16 @@ class GEM(Learner):
         margin: float = 0.5,
         budget: int | None = None,
         margin_rule: str = "shift",
+        gradients: str = "auto",
+        tasks_per_chunk: int | None = None,
+        memory_limit: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(network, lr, seed)
         self.margin = non_negative("margin", margin)
         self.margin_rule = one_of("margin_rule", margin_rule, MARGIN_RULES)
         self.memory = EpisodicMemory(memories, budget)
+        self.memory_gradients = MemoryGradients(network, gradients, tasks_per_chunk, memory_limit)
         self.violations = 0
         self.violated_constraints = 0
         self.active_constraints = 0
@@ -70,7 +77,7 @@ class GEM(Learner):
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
         past = [k for k in self.memory if k != t]
-        G = memory_gradients(self.network, self.memory, past)
+        G = self.memory_gradients(self.memory.stacks(past))
         g = loss_gradient(self.loss(x, t, y), parameters(self.network))
         g, violated, active = project_counted(g, G, self.margin, self.margin_rule)
         set_gradient(self.network, g)
@@ -79,6 +86,11 @@ class GEM(Learner):
         self.violations += violated > 0
         self.violated_constraints += violated
         self.active_constraints += active
+
+    @property
+    def gradients(self) -> str:
+        """The way the gradients at the memories are computed: batched, func, loop, or auto yet."""
+        return self.memory_gradients.method or "auto"
 
     def statistics(self) -> dict[str, int]:
         return super().statistics() | self._counts()

@@ -57,7 +57,7 @@ class Independent(Learner):
             self._add(t)
         self.task, self.network, self.optimiser = t, self.networks[t], self.optimisers[t]
         self.optimiser.zero_grad()
-        self.loss(x, t, y).backward()  # type: ignore[no-untyped-call]
+        self.loss(x, t, y).backward()
         self.optimiser.step()
 
     def module(self, t: Hashable | None) -> nn.Module:

@@ -58,7 +58,7 @@ class Multimodal(Learner):
         optimisers = (self.input_optimisers[t], self.shared_optimiser)
         for optimiser in optimisers:
             optimiser.zero_grad()
-        self.loss(x, t, y).backward()  # type: ignore[no-untyped-call]
+        self.loss(x, t, y).backward()
         for optimiser in optimisers:
             optimiser.step()
         self.task, self.network = t, self.module(t)

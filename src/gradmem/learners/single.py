@@ -30,5 +30,5 @@ class Single(Learner):
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.optimiser.zero_grad()
-        self.loss(x, t, y).backward()  # type: ignore[no-untyped-call]
+        self.loss(x, t, y).backward()
         self.optimiser.step()

@@ -1,16 +1,21 @@
-"""Gradients of the loss as flat vectors: g for a batch, G for the whole episodic memory."""
+"""Gradients as flat vectors: (p,) over all parameters that learn, in the network's order."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradmem.memory import EpisodicMemory
-
-__all__ = ["flatten", "gradient", "memory_gradients", "parameters", "set_gradient"]
+__all__ = [
+    "flatten",
+    "gradient",
+    "loss_gradient",
+    "parameters",
+    "rows_by_parameter",
+    "set_gradient",
+]
 
 
 def parameters(network: nn.Module) -> list[nn.Parameter]:
@@ -23,11 +28,6 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def gradient(network: nn.Module, x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """The gradient g: (p,) of the mean loss on x: (n, …), y: (n,)."""
-    return loss_gradient(F.cross_entropy(network(x), y), parameters(network), out)
-
-
 def loss_gradient(
     loss: Tensor, weights: Sequence[nn.Parameter], out: Tensor | None = None
 ) -> Tensor:
@@ -37,18 +37,12 @@ def loss_gradient(
         (torch.zeros_like(w) if g is None else g).reshape(-1)
         for w, g in zip(weights, grads, strict=True)
     ]
-    return torch.cat(flat, out=out) if out is not None else torch.cat(flat)
+    return torch.cat(flat) if out is None else torch.cat(flat, out=out)
 
 
-def memory_gradients(
-    network: nn.Module, memory: EpisodicMemory, tasks: Sequence[Hashable]
-) -> Tensor:
-    """One row per task: the gradient of the mean loss on its memories (equation 5); G: (k, p)."""
-    weights = parameters(network)
-    G = weights[0].new_empty((len(tasks), sum(w.numel() for w in weights)))
-    for row, t in zip(G, tasks, strict=True):
-        gradient(network, *memory.stored(t), out=row)
-    return G
+def gradient(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient g: (p,) of the mean loss on x: (n, …), y: (n,)."""
+    return loss_gradient(F.cross_entropy(network(x), y), parameters(network))
 
 
 def set_gradient(network: nn.Module, g: Tensor) -> None:
@@ -57,3 +51,12 @@ def set_gradient(network: nn.Module, g: Tensor) -> None:
     parts = torch.split(g, [w.numel() for w in weights])
     for w, part in zip(weights, parts, strict=True):
         w.grad = part.view_as(w)
+
+
+def rows_by_parameter(G: Tensor, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """Views of G: (k, p), one per parameter: (k, *shape)."""
+    rows, start = {}, 0
+    for w in weights:
+        rows[w] = G[:, start : start + w.numel()].unflatten(1, w.shape)
+        start += w.numel()
+    return rows

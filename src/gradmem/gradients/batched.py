@@ -1,0 +1,124 @@
+"""G in one forward and one backward pass over all tasks' memories.
+
+The tasks' examples form one large batch and share the weights. What a layer's weights would need is
+read off on the way: what went into the layer, and the gradient of what came out. Each layer's rule
+then reduces that per task. The weights' own gradients, summed over all tasks, are never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradmem.gradients.flat import parameters, rows_by_parameter
+from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for
+from gradmem.stack import Stack
+
+__all__ = ["batched_gradients", "has_rules", "mixes_examples"]
+
+
+def has_rules(network: nn.Module) -> bool:
+    """Whether every parameter that learns belongs to a layer with a rule."""
+    return all(rule_for(layer) is not None for layer in _layers(network))
+
+
+def mixes_examples(network: nn.Module) -> bool:
+    """Whether some layer's output for an example depends on the task's other examples."""
+    return any(registered(layer) in FORWARDS for layer in network.modules())
+
+
+def batched_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
+    """Write the gradient of each task's mean loss into its row of out: (k, p)."""
+    if mixes_examples(network) and len(set(stack.counts)) > 1:
+        start = 0
+        for part in stack.level():
+            batched_gradients(network, part, out[start : start + len(part)])
+            start += len(part)
+        return
+    if mixes_examples(network):
+        (stack,) = stack.level()
+    k = len(stack)
+    weights = parameters(network)
+    with _recording(network, weights, k) as calls:
+        logits = network(stack.x.flatten(0, 1))
+        losses = stack.losses(logits.unflatten(0, (k, -1)))
+        grads = torch.autograd.grad(losses.sum(), [y for _, _, y in calls], allow_unused=True)
+
+    _reduce(calls, grads, rows_by_parameter(out, weights), k)
+
+
+@torch.no_grad()
+def _reduce(
+    calls: Sequence[tuple[nn.Module, Tensor, Tensor]],
+    grads: Sequence[Tensor | None],
+    rows: dict[nn.Parameter, Tensor],
+    k: int,
+) -> None:
+    """Every recorded call's share in its layer's gradients, per task."""
+    written: set[nn.Parameter] = set()
+    for (layer, x, _), grad in zip(calls, grads, strict=True):
+        own = {name: w for name, w in layer.named_parameters(recurse=False) if w in rows}
+        if grad is None or not own:
+            continue
+        rule = rule_for(layer)
+        assert rule is not None
+        # One flag serves all of a layer's parameters, so those not written yet start from zero.
+        beta = int(any(w in written for w in own.values()))
+        if beta:
+            for w in own.values():
+                if w not in written:
+                    rows[w].zero_()
+        x, grad = (tensor.unflatten(0, (k, -1)) for tensor in (x, grad))
+        rule(layer, x, grad, {name: rows[w] for name, w in own.items()}, beta)
+        written.update(own.values())
+    for w, row in rows.items():
+        if w not in written:
+            row.zero_()
+
+
+@contextmanager
+def _recording(
+    network: nn.Module, weights: list[nn.Parameter], k: int
+) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Note every call of a layer that learns as (layer, input, output), in order."""
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            output.requires_grad_()
+        calls.append((layer, inputs[0], output))
+
+    with ExitStack() as undo:
+        for layer in _layers(network):
+            undo.callback(layer.register_forward_hook(note).remove)
+        for layer in network.modules():
+            kind = registered(layer)
+            if kind in FORWARDS:
+                undo.callback(delattr, layer, "forward")
+                layer.forward = partial(_by_task, FORWARDS[kind], layer, k)
+            if getattr(layer, "inplace", False):
+                # What a layer gave must still be there when its gradient is asked for.
+                undo.callback(setattr, layer, "inplace", True)
+                layer.inplace = False  # type: ignore[assignment]
+        for w in weights:
+            undo.callback(w.requires_grad_, True)
+            w.requires_grad_(False)
+        yield calls
+
+
+def _by_task(forward: Forward, layer: nn.Module, k: int, x: Tensor) -> Tensor:
+    return forward(layer, x, k)
+
+
+def _layers(network: nn.Module) -> list[nn.Module]:
+    """The modules that own a parameter that learns."""
+    return [
+        layer
+        for layer in network.modules()
+        if any(w.requires_grad for w in layer.parameters(recurse=False))
+    ]

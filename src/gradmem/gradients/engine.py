@@ -1,0 +1,199 @@
+"""G: (k, p), one row per past task, by the fastest way that is exact for the network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradmem.gradients.batched import batched_gradients, has_rules
+from gradmem.gradients.flat import parameters
+from gradmem.gradients.functional import functional_gradients, is_vectorisable
+from gradmem.gradients.loop import loop_gradients
+from gradmem.stack import Stack
+from gradmem.validation import one_of, positive_int
+
+__all__ = ["METHODS", "MemoryGradients"]
+
+Method = Callable[[nn.Module, Stack, Tensor], None]
+
+#: From the fastest to the most general.
+METHODS: dict[str, Method] = {
+    "batched": batched_gradients,
+    "func": functional_gradients,
+    "loop": loop_gradients,
+}
+
+
+class MemoryGradients:
+    """Computes the gradients at the tasks' memories into one buffer that is used again.
+
+    Parameters
+    ----------
+    network
+        Whose loss it is.
+    method
+        "batched" (one pass with a rule per layer), "func" (torch.func), "loop" (a pass per task),
+        or "auto": the first of them that can be used and that agrees with the loop on the first
+        memories it is given.
+    tasks_per_chunk
+        Most tasks in one pass.
+    memory_limit
+        Most bytes that one pass may keep of its activations, roughly; splits it further.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: str = "auto",
+        tasks_per_chunk: int | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        self.network = network
+        self.asked = one_of("gradients", method, ["auto", *METHODS])
+        self.method: str | None = None if method == "auto" else method
+        self.tasks_per_chunk = (
+            None if tasks_per_chunk is None else positive_int("tasks_per_chunk", tasks_per_chunk)
+        )
+        self.memory_limit = (
+            None if memory_limit is None else positive_int("memory_limit", memory_limit)
+        )
+        self._buffer: Tensor | None = None
+        self._most: int | None = None  # tasks that fit one pass, once a limit was met
+
+    def __call__(self, stacks: list[Stack]) -> Tensor:
+        """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
+        k = sum(len(stack) for stack in stacks)
+        G = self._rows(k)
+        start = 0
+        for stack in stacks:
+            if self.method is None:
+                self.method = choose(self.network, stack)
+            self._fill(stack, G[start : start + len(stack)])
+            start += len(stack)
+        return G
+
+    def _fill(self, stack: Stack, out: Tensor) -> None:
+        size = self._chunk(stack)
+        start = 0
+        while start < len(stack):
+            part = stack[start : start + size]
+            try:
+                METHODS[str(self.method)](self.network, part, out[start : start + len(part)])
+            except torch.cuda.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size = self._shrink(size)
+                continue
+            start += len(part)
+
+    def _chunk(self, stack: Stack) -> int:
+        size = len(stack)
+        if self.tasks_per_chunk is not None:
+            size = min(size, self.tasks_per_chunk)
+        if self.memory_limit is not None:
+            if self._most is None:
+                self._most = max(1, self.memory_limit // bytes_per_task(self.network, stack))
+            size = min(size, self._most)
+        elif self._most is not None:
+            size = min(size, self._most)
+        return size
+
+    def _shrink(self, size: int) -> int:
+        smaller = max(1, size // 2)
+        if self._most is None:
+            warnings.warn(
+                f"the gradients of {size} tasks at once do not fit the GPU's memory: computed in "
+                "smaller chunks from here on (tasks_per_chunk sets their size)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._most = smaller
+        torch.cuda.empty_cache()
+        return smaller
+
+    def _rows(self, k: int) -> Tensor:
+        if self._buffer is None or len(self._buffer) < k:
+            weights = parameters(self.network)
+            capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
+            self._buffer = weights[0].new_empty((capacity, sum(w.numel() for w in weights)))
+        return self._buffer[:k]
+
+
+def choose(network: nn.Module, stack: Stack) -> str:
+    """The fastest method that gives what the loop gives on a few of these memories."""
+    few = _few(stack)
+    with _as_it_was(network):
+        if not is_vectorisable(network, few.x[0]):
+            return "loop"
+        expected = _result(loop_gradients, network, few)
+        for name in ("batched", "func"):
+            if name == "batched" and not has_rules(network):
+                continue
+            try:
+                with _as_it_was(network):
+                    found = _result(METHODS[name], network, few)
+            except Exception:
+                continue
+            if torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+                return name
+    return "loop"
+
+
+def bytes_per_task(network: nn.Module, stack: Stack) -> int:
+    """What autograd keeps of one task's forward pass, and the same again for the way back."""
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    owned = {w.untyped_storage().data_ptr() for w in network.parameters()}
+    with (
+        _as_it_was(network),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        network(stack.x[0])
+    owned.add(stack.x.untyped_storage().data_ptr())
+    return max(1, 2 * sum(size for pointer, size in seen.items() if pointer not in owned))
+
+
+def _few(stack: Stack) -> Stack:
+    """Two tasks and a few examples of each are enough to tell right from wrong."""
+    part = stack[:2]
+    n = min(3, *part.counts)
+    return Stack(part.x[:, :n], part.y[:, :n], (n,) * len(part), part.masks)
+
+
+def _result(method: Method, network: nn.Module, stack: Stack) -> Tensor:
+    weights = parameters(network)
+    out = weights[0].new_empty((len(stack), sum(w.numel() for w in weights)))
+    method(network, stack, out)
+    return out
+
+
+@contextmanager
+def _as_it_was(network: nn.Module) -> Iterator[None]:
+    """Try something out: no dropout, and buffers and random numbers are put back afterwards."""
+    buffers: list[tuple[Tensor, Tensor]] = [(b, b.clone()) for b in network.buffers()]
+    dropouts: list[Any] = [
+        part
+        for part in network.modules()
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.training
+    ]
+    for part in dropouts:
+        part.training = False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for part in dropouts:
+            part.training = True
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
