@@ -145,8 +145,18 @@ def conv(layer, inputs):
 VECTOR, IMAGE, TOKENS = (6,), (3, 6, 6), "tokens"
 #: name → (network, its inputs, the way that must be chosen)
 NETWORKS = {
-    "mlp": (lambda: gm.mlp([6, 9, 8, CLASSES]), VECTOR, "batched"),
-    "no bias": (lambda: nn.Sequential(nn.Linear(6, CLASSES, bias=False)), VECTOR, "batched"),
+    "mlp": (lambda: gm.mlp([6, 9, 8, CLASSES]), VECTOR, "chain"),
+    "no bias": (lambda: nn.Sequential(nn.Linear(6, CLASSES, bias=False)), VECTOR, "chain"),
+    "mlp that ends in ReLU, in place": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, CLASSES), nn.ReLU(inplace=True)),
+        VECTOR,
+        "chain",
+    ),
+    "mlp over sequences": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Flatten(), nn.Linear(27, CLASSES)),
+        (3, 6),
+        "batched",
+    ),
     "resnet": (Residual, IMAGE, "batched"),
     "resnet, a frozen statistic": (eval_batch_norm, IMAGE, "batched"),
     "batch norm 1d": (
@@ -327,24 +337,16 @@ def test_chunks_change_nothing(name, limit):
         torch.testing.assert_close(after[key], value)
 
 
-def test_a_limit_in_bytes_follows_what_autograd_keeps():
+def test_a_limit_in_bytes_follows_what_autograd_keeps(monkeypatch):
     network = gm.mlp([6, 9, CLASSES])
     kept = bytes_per_task(network, memories("mlp", (7, 7)))
     # the hidden layer (7 × 9 floats), and as much again for the way back
     assert kept == 2 * 7 * 9 * 4
     calls = []
-    gradients = MemoryGradients(network, "loop", memory_limit=2 * kept)
-    original = METHODS["loop"]
-
-    def counted(network, stack, out):
-        calls.append(len(stack))
-        original(network, stack, out)
-
-    METHODS["loop"] = counted
-    try:
-        gradients([memories("mlp", (7,) * 5)])
-    finally:
-        METHODS["loop"] = original
+    monkeypatch.setitem(
+        METHODS, "loop", lambda: lambda network, stack, out: calls.append(len(stack))
+    )
+    MemoryGradients(network, "loop", memory_limit=2 * kept)([memories("mlp", (7,) * 5)])
     assert calls == [2, 2, 1]
 
 
@@ -357,7 +359,7 @@ def test_out_of_memory_makes_smaller_chunks_with_one_warning(monkeypatch):
             raise torch.cuda.OutOfMemoryError("out of memory")
         out.fill_(len(calls))
 
-    monkeypatch.setitem(METHODS, "batched", small_gpu)
+    monkeypatch.setitem(METHODS, "batched", lambda: small_gpu)
     gradients = MemoryGradients(gm.mlp([6, 9, CLASSES]), "batched")
     with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory") as warned:
         gradients([memories("mlp", (7,) * 8)])
@@ -394,11 +396,17 @@ def test_gem_says_which_way_it_takes_and_takes_the_one_it_is_told():
 
     expected = trained(gradients="loop")
     assert expected.gradients == "loop"
-    for settings in ({}, {"gradients": "func"}, {"tasks_per_chunk": 1}, {"memory_limit": 10}):
+    for settings in (
+        {},
+        {"gradients": "batched"},
+        {"gradients": "func"},
+        {"tasks_per_chunk": 1},
+        {"memory_limit": 10},
+    ):
         learner = trained(**settings)
-        assert learner.gradients == settings.get("gradients", "batched")
+        assert learner.gradients == settings.get("gradients", "chain")
         for w, other in zip(learner.network.parameters(), expected.network.parameters(),
                             strict=True):  # fmt: skip
             torch.testing.assert_close(w, other)
-    with pytest.raises(ValueError, match="gradients must be one of auto, batched, func, loop"):
+    with pytest.raises(ValueError, match="gradients must be one of auto, chain, batched, func"):
         gm.GEM(gm.mlp([6, CLASSES]), gradients="magic")

@@ -15,6 +15,7 @@ __all__ = ["MARGIN_RULES", "project"]
 MARGIN_RULES = ("shift", "floor")
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
@@ -58,22 +59,85 @@ def project_counted(
     """`project` without its checks; also how many constraints g violated, and how many bind."""
     if G.shape[0] == 0 or G.shape[1] == 0:
         return g, 0, 0
-    # Double precision: products of float32 numbers are then exact, and repeated or opposite rows
-    # stay so. Scaled rows: g̃ does not depend on the rows' lengths, but rounding does, and they may
-    # differ by many orders of magnitude.
-    rows, row_scale = _scaled(G.double())
-    unit_g, g_scale = _scaled(g.double()[None])
-    A, b = (rows @ rows.T).cpu().numpy(), (rows @ unit_g[0]).cpu().numpy()
-    violated = int((b < 0).sum())
+    # g̃ does not depend on how long the rows are, and follows g's length; rounding depends on both.
+    rows, _ = _scaled(G)
+    start, length = _scaled(g)
+    constraints = _Constraints(rows)
+    violated = int((constraints.signs(start) < 0).sum())
     if not violated:
         return g, 0, 0
+    push = margin / length * G.sum(0)
+    if margin_rule == "floor":  # v = γ + w with w ≥ 0: the same problem from another start
+        nearest, active = _nearest(start + push, constraints)
+    else:
+        nearest, active = _nearest(start, constraints)
+        nearest = nearest + push
+    return (nearest * length).to(g.dtype), violated, active
 
-    scale = row_scale[:, 0].cpu().numpy() / float(g_scale)  # from G's multipliers to those of rows
-    floor = margin * scale if margin_rule == "floor" else np.zeros_like(b)
-    free = dual(A, b + A @ floor)
-    v = free + floor + (margin * scale if margin_rule == "shift" else 0.0)
-    g_tilde = (unit_g[0] + torch.as_tensor(v, device=g.device) @ rows) * g_scale[0]
-    return g_tilde.to(g.dtype), violated, int((free > 0).sum())
+
+def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int]:
+    """The vector closest to `start`: (p,) that violates no constraint, and how many bind.
+
+    Most constraints never matter, so the dual is solved for those that are violated, and again
+    with those that the solution violates, until it violates none.
+    """
+    inside = np.zeros(len(constraints.G), dtype=bool)
+    tolerance = max(1e-12, 8 * torch.finfo(constraints.G.dtype).eps) * float(start.norm())
+    nearest, active = start, 0
+    while True:
+        outside = ~inside & (constraints.products(nearest) < -tolerance * constraints.lengths)
+        if not outside.any():
+            return nearest, active
+        inside |= outside
+        known = inside.nonzero()[0]
+        v = dual(*constraints.dual_problem(known, start))
+        nearest, active = start + constraints.combine(known, v), int((v > 0).sum())
+
+
+class _Constraints:
+    """Inner products with the rows of G: (k, p).
+
+    Rows stay in their own precision; what decides, signs and the dual's coefficients, is summed in
+    double precision, in which products of float32 numbers are exact.
+    """
+
+    #: Numbers that are in double precision at a time: they stay in the processor's cache.
+    BLOCK = 1 << 17
+
+    def __init__(self, G: Tensor) -> None:
+        self.G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
+        self.lengths: Array = self.G.norm(dim=1).double().cpu().numpy()
+
+    def products(self, z: Tensor) -> Array:
+        """⟨z, g_k⟩ for all rows: (k,), in the rows' precision."""
+        return (self.G @ z.to(self.G.dtype)).double().cpu().numpy()
+
+    def signs(self, z: Tensor) -> Array:
+        """⟨z, g_k⟩ for all rows: (k,), with the right signs."""
+        products = self.products(z)
+        unclear = np.abs(products) <= 1e-4 * float(z.norm()) * self.lengths + 1e-30
+        if unclear.any() and self.G.dtype != torch.float64:
+            products[unclear] = self.dual_problem(unclear.nonzero()[0], z)[1]
+        return products
+
+    def dual_problem(self, rows: Indices, z: Tensor) -> tuple[Array, Array]:
+        """⟨g_i, g_j⟩: (n, n) and ⟨g_i, z⟩: (n,) for n of the rows, in double precision."""
+        n = len(rows)
+        index = torch.as_tensor(rows, device=self.G.device)
+        gram = torch.zeros((n, n + 1), dtype=torch.float64, device=self.G.device)
+        width = max(1, self.BLOCK // n)
+        for start in range(0, len(z), width):
+            columns = slice(start, start + width)
+            block = self.G[:, columns].index_select(0, index).double()
+            gram[:, :n].addmm_(block, block.T)
+            gram[:, n].addmv_(block, z[columns].double())
+        both: Array = gram.cpu().numpy()
+        return both[:, :n], both[:, n]
+
+    def combine(self, rows: Indices, v: Array) -> Tensor:
+        """Σ v_k g_k over some rows: (p,), in the rows' precision."""
+        active = rows[v > 0]
+        return torch.from_numpy(v[v > 0]).to(self.G) @ self.G[active]
 
 
 def dual(A: Array, b: Array) -> Array:
@@ -124,11 +188,17 @@ def _solve(A: Array, b: Array) -> Array:
         return np.linalg.lstsq(A, b, rcond=None)[0]  # type: ignore[return-value]
 
 
-def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (k, p) with largest element 1, and what they were divided by: (k, 1)."""
-    scale = rows.abs().amax(1, keepdim=True)
+def _scaled(values: Tensor) -> tuple[Tensor, Tensor | float]:
+    """Double-precision values with largest element 1 in each row, and what they were divided by.
+
+    Squares of float64 numbers may leave the type's range; those of narrower types, as doubles,
+    cannot.
+    """
+    if values.dtype != torch.float64:
+        return (values, 1.0) if values.ndim > 1 else (values.double(), 1.0)
+    scale = values.abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return rows / scale, scale
+    return values / scale, scale
 
 
 def _check(g: Tensor, G: Tensor) -> None:

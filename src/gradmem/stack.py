@@ -54,13 +54,29 @@ class Stack:
 
     def losses(self, logits: Tensor) -> Tensor:
         """The mean loss at each task's memories (equation 5): (k,) from logits (k, m, classes)."""
-        if self.masks is not None:
-            logits = logits.masked_fill(~self.masks[:, None], float("-inf"))
+        losses = F.cross_entropy(
+            self._masked(logits).flatten(0, 1), self.y.flatten(), reduction="none"
+        )
+        return (losses.view(self.y.shape) * self._shares(losses)).sum(1)
+
+    def slopes(self, logits: Tensor) -> Tensor:
+        """The gradient of the losses' sum by the logits: (k, m, classes)."""
+        slopes = self._masked(logits).softmax(2)
+        slopes.scatter_add_(
+            2, self.y[:, :, None], slopes.new_full((), -1.0).expand(*self.y.shape, 1)
+        )
+        return slopes.mul_(self._shares(slopes)[:, :, None])
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        if self.masks is None:
+            return logits
+        return logits.masked_fill(~self.masks[:, None], float("-inf"))
+
+    def _shares(self, like: Tensor) -> Tensor:
+        """What each example counts in its task's mean: (k, m), or one number for all, (1, 1)."""
         k, m = self.y.shape
-        losses = F.cross_entropy(logits.flatten(0, 1), self.y.flatten(), reduction="none")
-        losses = losses.view(k, m)
         if self.counts == (m,) * k:
-            return losses.mean(1)
-        counts = torch.tensor(self.counts, device=losses.device)[:, None]
-        filled = torch.arange(m, device=losses.device) < counts
-        return torch.where(filled, losses / counts, 0.0).sum(1)
+            return like.new_full((1, 1), 1 / m)
+        counts = torch.tensor(self.counts, dtype=like.dtype, device=like.device)[:, None]
+        filled = torch.arange(m, device=like.device) < counts
+        return filled / counts

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients.batched import batched_gradients, has_rules
+from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import functional_gradients, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
@@ -21,11 +22,12 @@ __all__ = ["METHODS", "MemoryGradients"]
 
 Method = Callable[[nn.Module, Stack, Tensor], None]
 
-#: From the fastest to the most general.
-METHODS: dict[str, Method] = {
-    "batched": batched_gradients,
-    "func": functional_gradients,
-    "loop": loop_gradients,
+#: Name → what makes the method, from the fastest to the most general.
+METHODS: dict[str, Callable[[], Method]] = {
+    "chain": ChainGradients,
+    "batched": lambda: batched_gradients,
+    "func": lambda: functional_gradients,
+    "loop": lambda: loop_gradients,
 }
 
 
@@ -37,9 +39,9 @@ class MemoryGradients:
     network
         Whose loss it is.
     method
-        "batched" (one pass with a rule per layer), "func" (torch.func), "loop" (a pass per task),
-        or "auto": the first of them that can be used and that agrees with the loop on the first
-        memories it is given.
+        "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
+        "func" (torch.func), "loop" (a pass per task), or "auto": the first of them that can be
+        used and that agrees with the loop on the first memories it is given.
     tasks_per_chunk
         Most tasks in one pass.
     memory_limit
@@ -62,6 +64,7 @@ class MemoryGradients:
         self.memory_limit = (
             None if memory_limit is None else positive_int("memory_limit", memory_limit)
         )
+        self._compute: Method | None = None
         self._buffer: Tensor | None = None
         self._most: int | None = None  # tasks that fit one pass, once a limit was met
 
@@ -71,19 +74,21 @@ class MemoryGradients:
         G = self._rows(k)
         start = 0
         for stack in stacks:
-            if self.method is None:
-                self.method = choose(self.network, stack)
+            if self._compute is None:
+                self.method = self.method or choose(self.network, stack)
+                self._compute = METHODS[self.method]()
             self._fill(stack, G[start : start + len(stack)])
             start += len(stack)
         return G
 
     def _fill(self, stack: Stack, out: Tensor) -> None:
+        assert self._compute is not None
         size = self._chunk(stack)
         start = 0
         while start < len(stack):
             part = stack[start : start + size]
             try:
-                METHODS[str(self.method)](self.network, part, out[start : start + len(part)])
+                self._compute(self.network, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -131,12 +136,11 @@ def choose(network: nn.Module, stack: Stack) -> str:
         if not is_vectorisable(network, few.x[0]):
             return "loop"
         expected = _result(loop_gradients, network, few)
-        for name in ("batched", "func"):
-            if name == "batched" and not has_rules(network):
-                continue
+        usable = {"chain": is_chain(network, few.x[0]), "batched": has_rules(network), "func": True}
+        for name in (name for name, fits in usable.items() if fits):
             try:
                 with _as_it_was(network):
-                    found = _result(METHODS[name], network, few)
+                    found = _result(METHODS[name](), network, few)
             except Exception:
                 continue
             if torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):

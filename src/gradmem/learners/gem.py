@@ -89,7 +89,7 @@ class GEM(Learner):
 
     @property
     def gradients(self) -> str:
-        """The way the gradients at the memories are computed: batched, func, loop, or auto yet."""
+        """How the gradients at the memories are computed: chain, batched, func, loop."""
         return self.memory_gradients.method or "auto"
 
     def statistics(self) -> dict[str, int]:
