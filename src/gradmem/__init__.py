@@ -10,7 +10,7 @@
 from gradmem.benchmarks import mnist_permutations, mnist_rotations
 from gradmem.continuum import Continuum, Examples, Task
 from gradmem.data import DataError, Images
-from gradmem.learners import EWC, GEM, Independent, Learner, Multimodal, Single
+from gradmem.learners import AGEM, EWC, GEM, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.metrics import TransferMetrics, transfer_metrics
 from gradmem.networks import mlp
@@ -18,6 +18,7 @@ from gradmem.projection import project
 from gradmem.protocol import Progress, Result, run
 
 __all__ = [
+    "AGEM",
     "EWC",
     "GEM",
     "Continuum",

@@ -68,6 +68,11 @@ class Examples:
         x, y = self.x[which], self.y[which].long()
         return (x if self.divisor is None else x.float().div_(self.divisor)), y
 
+    def to(self, device: torch.device | str) -> Examples:
+        """The same examples on a device; itself if they are there already."""
+        x, y = self.x.to(device), self.y.to(device)
+        return self if x is self.x and y is self.y else Examples(x, y, self.divisor)
+
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples in order, `size` at a time."""
         for start in range(0, len(self), size):
@@ -190,7 +195,7 @@ class Continuum:
     def __iter__(self) -> Iterator[Batch]:
         for place, task in zip(self._places, self.tasks, strict=True):
             for epoch in range(self.epochs):
-                order = self._order(len(task.train), place, epoch)
+                order = self._order(len(task.train), place, epoch).to(task.train.x.device)
                 for positions in torch.split(order, self.batch_size):
                     x, y = task.train[positions]
                     yield x, task.t, y
@@ -239,6 +244,20 @@ class Continuum:
             seed=self.seed,
             tests=self.tests,
         )
+
+    def to(self, device: torch.device | str) -> Continuum:
+        """The same continuum with its data on a device; itself if it is there already."""
+        tests = {t: test.to(device) for t, test in self.tests.items()}
+        tasks = [
+            Task(task.t, task.train.to(device), tests.get(task.t), task.label)
+            for task in self.tasks
+        ]
+        same = all(new.train is old.train for new, old in zip(tasks, self.tasks, strict=True))
+        if same and all(tests[t] is self.tests[t] for t in tests):
+            return self
+        moved = Continuum(tasks, self.batch_size, self.epochs, self.shuffle, self.seed, tests=tests)
+        moved._places = self._places
+        return moved
 
     def _part(self, places: Sequence[int]) -> Continuum:
         tasks = [self.tasks[i] for i in places]

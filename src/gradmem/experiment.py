@@ -84,9 +84,9 @@ class Experiment:
         return continuum.shuffled() if self.shuffled else continuum
 
     def new_learner(self) -> Learner:
-        learner = build_learner(self.learner, dict(self.settings), self.n_tasks, self.seed)
-        learner.network.to(self.device)
-        return learner
+        return build_learner(
+            self.learner, dict(self.settings), self.n_tasks, self.seed, self.device
+        )
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> Result:
         return run(self.new_learner(), self.continuum(), self.every, on_progress)

@@ -102,6 +102,38 @@ class EpisodicMemory:
                 runs.append((shelf, row, row + 1))
         return [shelf.stack(start, stop) for shelf, start, stop in runs]
 
+    def sample(self, tasks: Sequence[Hashable], n: int | None) -> list[tuple[Tensor, Tensor]]:
+        """N examples of the tasks, drawn without replacement (all of them if None or too few).
+
+        As batches (x, y): one, or none if there is nothing, as long as inputs are of one kind.
+        """
+        stacks = self.stacks(tasks)
+        sizes = [count for stack in stacks for count in stack.counts]
+        total = sum(sizes)
+        chosen = None if n is None or n >= total else torch.randperm(total)[:n]
+        batches: dict[_Kind, list[tuple[Tensor, Tensor]]] = {}
+        start = 0
+        for stack in stacks:
+            m = stack.y.shape[1]
+            # positions of the filled slots in the stack, all tasks in one row
+            slots = torch.cat([i * m + torch.arange(c) for i, c in enumerate(stack.counts)])
+            if chosen is not None:
+                inside = (chosen >= start) & (chosen < start + len(slots))
+                start += len(slots)
+                slots = slots[chosen[inside] - (start - len(slots))]
+            x, y = stack.x.flatten(0, 1), stack.y.flatten()
+            if len(slots) < len(y):
+                slots = slots.to(y.device)
+                x, y = x[slots], y[slots]
+            if len(y):
+                batches.setdefault(_kind(x), []).append((x, y))
+        return [
+            (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+            if len(parts) > 1
+            else parts[0]
+            for parts in batches.values()
+        ]
+
     def __iter__(self) -> Iterator[Hashable]:
         """The tasks, in the order they were first observed."""
         return iter(self._places)
@@ -130,8 +162,11 @@ class EpisodicMemory:
                 f"memories and budget must be {tuple(state['limits'])} as when the state was "
                 f"saved, got {(self.memories, self.budget)}"
             )
-        self._shelves, self._places = {}, {}
+        self._places = {}
         share = self.share(len(state["tasks"]))
+        self._shelves = {kind: s for kind, s in self._shelves.items() if s.size == share}
+        for shelf in self._shelves.values():
+            shelf.clear()
         for t, (x, y, oldest) in state["tasks"].items():
             shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
             row = shelf.new_row(x, y)
@@ -170,6 +205,7 @@ class _Shelf:
         self.size = size
         self.x = x.new_empty((0, size, *x.shape[1:]))
         self.y = y.new_empty((0, size))
+        self.shares = torch.empty((0, size), device=x.device)  # see `Stack`
         self.counts: list[int] = []
         self.oldest: list[int] = []  # the slot that is overwritten next, once the row is full
 
@@ -179,6 +215,7 @@ class _Shelf:
             self._grow(max(4, 2 * row))
         self.x[row] = x[0].detach()
         self.y[row] = y[0]
+        self.shares[row] = 0
         self.counts.append(0)
         self.oldest.append(0)
         return row
@@ -193,6 +230,7 @@ class _Shelf:
             self.y[row, slot : slot + n] = y[:n]
             if count < self.size:
                 self.counts[row] += n
+                self.shares[row, : count + n] = 1 / (count + n)
             else:
                 self.oldest[row] = (slot + n) % self.size
             x, y = x[n:], y[n:]
@@ -206,18 +244,28 @@ class _Shelf:
         return x.roll(-self.oldest[row], 0), y.roll(-self.oldest[row], 0)
 
     def stack(self, start: int, stop: int) -> Stack:
-        return Stack(self.x[start:stop], self.y[start:stop], tuple(self.counts[start:stop]))
+        which = slice(start, stop)
+        counts = tuple(self.counts[which])
+        return Stack(self.x[which], self.y[which], counts, shares=self.shares[which])
 
     def resize(self, size: int) -> None:
         """Give every row `size` slots, keeping its newest examples."""
         if size == self.size:
             return
         kept = [self.in_order(row) for row in range(len(self.counts))]
-        self.__init__(self.x[0], self.y[0], size)  # type: ignore[misc]
+        self.size, self.counts, self.oldest = size, [], []
+        self.x = self.x.new_empty((0, size, *self.x.shape[2:]))
+        self.y, self.shares = self.y.new_empty((0, size)), self.shares.new_empty((0, size))
         for x, y in kept:
             self.add(self.new_row(x, y), x, y)
 
+    def clear(self) -> None:
+        """Forget all tasks, and keep the room: what refers to it, such as a graph, stays valid."""
+        self.counts, self.oldest = [], []
+
     def _grow(self, rows: int) -> None:
-        x, y = self.x, self.y
-        self.x, self.y = x.new_empty((rows, *x.shape[1:])), y.new_empty((rows, *y.shape[1:]))
-        self.x[: len(x)], self.y[: len(y)] = x, y
+        for name in ("x", "y", "shares"):
+            old = getattr(self, name)
+            new = old.new_empty((rows, *old.shape[1:]))
+            new[: len(old)] = old
+            setattr(self, name, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradmem.continuum import Continuum, Examples
+from gradmem.continuum import Continuum
 from gradmem.learners.base import Learner
 from gradmem.metrics import TransferMetrics, transfer_metrics
 from gradmem.validation import positive_int
@@ -56,7 +56,7 @@ class Result:
     labels: list[str]
     seconds_training: float
     seconds_evaluation: float
-    statistics: dict[str, int] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def metrics(self) -> TransferMetrics:
@@ -132,6 +132,9 @@ def run(
     """
     if every is not None:
         positive_int("every", every)
+    continuum = continuum.to(getattr(learner, "device", torch.device("cpu")))
+    if isinstance(learner, Learner) and learner.device.type == "cuda":
+        _look_at(learner, continuum)
     clock = _Clock()
     with clock.evaluation:
         baseline = evaluate(learner, continuum)
@@ -168,11 +171,10 @@ def run(
                 )
             )
 
-    device = getattr(learner, "device", torch.device("cpu"))
     for i in range(continuum.n_tasks):
         for x, t, y in continuum[i]:
             with clock.training:
-                learner.observe(x.to(device), t, y.to(device))
+                _observe(learner, x, t, y)
             seen = examples + len(y)
             if every is not None and seen // every > examples // every:
                 with clock.evaluation:
@@ -182,24 +184,44 @@ def run(
         if curves[-1][0] < examples:
             with clock.evaluation:
                 curves.append((examples, evaluate(learner, continuum)))
+        if isinstance(learner, Learner):
+            learner.settle()
         R.append(curves[-1][1])
         report(i, so_far())
     return so_far()
 
 
 def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
-    """Test accuracies on all tasks: (T,)."""
-    return np.array([accuracy(learner, t, test) for t, test in continuum.tests.items()])
+    """Test accuracies on all tasks: (T,). Every example counts; the device is waited for once."""
+    right, sizes = [], []
+    for t, test in continuum.tests.items():
+        size = len(test) if test.x.is_cuda else EVALUATION_BATCH
+        right += [(_predict(learner, x, t) == y).sum() for x, y in test.batches(size)]
+        sizes += [(len(test), -(-len(test) // size))]
+    counts = iter(torch.stack(right).tolist())
+    return np.array([sum(next(counts) for _ in range(n)) / total for total, n in sizes])
 
 
-def accuracy(learner: Learner, t: Any, test: Examples) -> float:
-    """The share of `test` that is predicted right; every example counts."""
-    device = getattr(learner, "device", torch.device("cpu"))
-    right: list[Tensor] = [
-        (learner.predict(x.to(device), t) == y.to(device)).sum()
-        for x, y in test.batches(EVALUATION_BATCH)
-    ]
-    return int(torch.stack(right).sum()) / len(test)
+def _look_at(learner: Learner, continuum: Continuum) -> None:
+    """Check the data as a whole, since looking at every batch means waiting for a GPU each time."""
+    for task in continuum.tasks:
+        whole = task.train.x.is_floating_point()  # pixels stored as bytes are finite
+        x, _ = task.train[:] if whole else task.train[:1]
+        y = task.train.y
+        learner.check(x.expand(len(y), *x.shape[1:]), task.t, y)
+
+
+def _observe(learner: Learner, x: Tensor, t: Hashable, y: Tensor) -> None:
+    if x.is_cuda and isinstance(learner, Learner):
+        learner.observe(x, t, y, check=False)
+    else:
+        learner.observe(x, t, y)
+
+
+def _predict(learner: Learner, x: Tensor, t: Hashable) -> Tensor:
+    if x.is_cuda and isinstance(learner, Learner):
+        return learner.predict(x, t, check=False)
+    return learner.predict(x, t)
 
 
 def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
@@ -209,8 +231,8 @@ def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
     return float(R[-1][sorted(seen)].mean() if seen else R[-1].mean())
 
 
-def _statistics(learner: Learner) -> dict[str, int]:
-    statistics: Callable[[], dict[str, int]] | None = getattr(learner, "statistics", None)
+def _statistics(learner: Learner) -> dict[str, Any]:
+    statistics: Callable[[], dict[str, Any]] | None = getattr(learner, "statistics", None)
     return statistics() if statistics else {}
 
 

@@ -21,6 +21,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "multimodal": {"lr": 0.1},
         "ewc": {"lr": 0.01, "regularization": 1000.0, "memories": 1000, "fisher": "batch"},
         "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
+        "agem": {"lr": 0.1, "memories": 256, "sample": 256},  # not in the paper
     },
     "mnist-permutations": {
         "single": {"lr": 0.03},
@@ -28,6 +29,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "multimodal": {"lr": 0.1},
         "ewc": {"lr": 0.1, "regularization": 3.0, "memories": 10, "fisher": "batch"},
         "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
+        "agem": {"lr": 0.1, "memories": 256, "sample": 256},  # not in the paper
     },
 }
 
@@ -67,7 +69,9 @@ def build_network(learner: str, n_tasks: int, seed: int) -> nn.Module:
     return mlp([784, hidden, hidden, 10], seed=seed)
 
 
-def build_learner(learner: str, settings: dict[str, Any], n_tasks: int, seed: int) -> Learner:
+def build_learner(
+    learner: str, settings: dict[str, Any], n_tasks: int, seed: int, device: str = "cpu"
+) -> Learner:
     """A learner with its network, both from one seed."""
     kind = LEARNERS[one_of("learner", learner, LEARNERS)]
-    return kind(build_network(learner, n_tasks, seed), **settings, seed=seed)
+    return kind(build_network(learner, n_tasks, seed).to(device), **settings, seed=seed)

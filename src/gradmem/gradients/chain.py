@@ -65,6 +65,8 @@ class ChainGradients:
         return torch.addmm(layer.bias, x, layer.weight.T, out=y)
 
     def _buffer(self, key: object, like: Tensor, n: int, width: int) -> Tensor:
+        if like.is_cuda:  # its allocator keeps what is freed, and a graph has a pool of its own
+            return like.new_empty((n, width))
         buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < n or buffer.shape[1] != width:
             self._buffers[key] = buffer = like.new_empty((n, width))

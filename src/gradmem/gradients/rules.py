@@ -73,8 +73,10 @@ def by_task(*kinds: type[nn.Module]) -> Callable[[Forward], Forward]:
 @rule(nn.Linear)
 def linear(layer: nn.Linear, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int) -> None:
     x, grad = x.flatten(1, -2), grad.flatten(1, -2)
-    if "weight" in out:
+    if "weight" in out and x.dtype == grad.dtype == out["weight"].dtype:
         out["weight"].baddbmm_(grad.mT, x, beta=beta)
+    elif "weight" in out:  # bf16 activations
+        write(out["weight"], torch.bmm(grad.mT, x.to(grad.dtype)), beta)
     if "bias" in out:
         write(out["bias"], grad.sum(1), beta)
 
@@ -93,9 +95,10 @@ def convolution(
         x = F.pad(x, layer._reversed_padding_repeated_twice)
         padding = (0,) * dims
     wanted = [False, "weight" in out, "bias" in out]
+    x, weights = x.to(grad.dtype), layer.weight.to(grad.dtype)  # bf16 activations
     for i in range(len(x)):
         _, weight, bias = torch.ops.aten.convolution_backward(
-            grad[i], x[i], layer.weight, [layer.out_channels], layer.stride, padding,
+            grad[i], x[i], weights, [layer.out_channels], layer.stride, padding,
             layer.dilation, False, [0] * dims, layer.groups, wanted,
         )  # fmt: skip
         if weight is not None and wanted[1]:
@@ -110,8 +113,8 @@ def embedding(
 ) -> None:
     k, n = len(x), layer.num_embeddings
     places = x.flatten(1) + n * torch.arange(k, device=x.device)[:, None]
-    rows = grad.new_zeros(k * n, layer.embedding_dim)
-    rows.index_add_(0, places.flatten(), grad.flatten(0, -2))
+    rows = out["weight"].new_zeros(k * n, layer.embedding_dim)
+    rows.index_add_(0, places.flatten(), grad.flatten(0, -2).to(rows.dtype))
     if layer.padding_idx is not None:
         rows.view(k, n, -1)[:, layer.padding_idx] = 0
     write(out["weight"], rows.view(k, n, -1), beta)
@@ -158,9 +161,9 @@ def affine(normal: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int, o
     """The gradients of `normal * weight + bias`, summed over dimensions."""
     over = list(over)
     if "weight" in out:
-        write(out["weight"], (grad * normal).sum(over), beta)
+        write(out["weight"], (grad * normal).sum(over, dtype=out["weight"].dtype), beta)
     if "bias" in out:
-        write(out["bias"], grad.sum(over), beta)
+        write(out["bias"], grad.sum(over, dtype=out["bias"].dtype), beta)
 
 
 def write(target: Tensor, value: Tensor, beta: int) -> None:

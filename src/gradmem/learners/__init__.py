@@ -1,5 +1,6 @@
 """The learners of the paper, one file each, behind one contract (`Learner`)."""
 
+from gradmem.learners.agem import AGEM
 from gradmem.learners.base import Learner
 from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
@@ -7,14 +8,15 @@ from gradmem.learners.independent import Independent
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.single import Single
 
-__all__ = ["EWC", "GEM", "LEARNERS", "Independent", "Learner", "Multimodal", "Single"]
+__all__ = ["AGEM", "EWC", "GEM", "LEARNERS", "Independent", "Learner", "Multimodal", "Single"]
 
-#: Every learner by the name it has on the command line and in results, in the paper's order.
-#: Whatever stands here is covered by the checks in `gradmem.checks`.
+#: Every learner by the name it has on the command line and in results: the paper's in its order,
+#: then others. Whatever stands here is covered by the checks in `gradmem.checks`.
 LEARNERS: dict[str, type[Learner]] = {
     "single": Single,
     "independent": Independent,
     "multimodal": Multimodal,
     "ewc": EWC,
     "gem": GEM,
+    "agem": AGEM,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from gradmem.gradients import parameters
 from gradmem.validation import descriptor, non_negative_int, positive
@@ -53,12 +54,13 @@ class Learner(ABC):
         seed = non_negative_int("seed", seed)
         self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._outputs: dict[tuple[Any, ...], int] = {}
+        self._diverged = torch.zeros((), dtype=torch.bool, device=self.device)
 
     @abstractmethod
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         """Learn from one checked mini-batch."""
 
-    def observe(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def observe(self, x: Tensor, t: Hashable, y: Tensor, check: bool = True) -> None:
         """Learn from a mini-batch of task t.
 
         Parameters
@@ -69,25 +71,34 @@ class Learner(ABC):
             The task's descriptor: any hashable value.
         y
             (n,) class ids.
+        check
+            False skips the look at x and y, for data that was looked at before: on a GPU, looking
+            means waiting for it.
         """
-        descriptor(t)
-        self._check_labels(x, y, n_outputs=self._check_inputs(x, t))
+        if check:
+            self.check(x, t, y)
         with self.own_randomness():
             self.learn(x.detach(), t, y.long())
         self.steps += 1
         self.examples += len(x)
 
+    def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        """Raise ValueError or TypeError if `observe` cannot take this."""
+        descriptor(t)
+        self._check_labels(x, y, n_outputs=self._check_inputs(x, t))
+
     @torch.no_grad()
-    def predict(self, x: Tensor, t: Hashable | None = None) -> Tensor:
+    def predict(self, x: Tensor, t: Hashable | None = None, check: bool = True) -> Tensor:
         """Class ids (n,) for x: (n, …), at any time and for any task, seen or not.
 
-        `t` may be left out where the tasks share their outputs.
+        `t` may be left out where the tasks share their outputs; for `check`, see `observe`.
         """
         if t is not None:
             descriptor(t)
         elif not self.shares_outputs:
             raise TypeError(f"{type(self).__name__} predicts per task: t must be given, got None")
-        self._check_inputs(x, t)
+        if check:
+            self._check_inputs(x, t)
         return self._evaluate(x, t).argmax(1)
 
     def module(self, t: Hashable | None) -> nn.Module:
@@ -97,18 +108,28 @@ class Learner(ABC):
     def loss(self, x: Tensor, t: Hashable, y: Tensor) -> Tensor:
         """The mean loss at a mini-batch; refuses to go on from a loss that is not finite."""
         loss = F.cross_entropy(self.module(t)(x), y)
-        if not loss.isfinite():
-            raise FloatingPointError(
-                f"the loss is {loss.item()} after {self.steps} steps: a learning rate below "
-                f"lr={self.lr} or smaller inputs may help"
-            )
+        if loss.is_cuda:  # looked at when there is a reason to wait, in `settle`
+            self._diverged.logical_or_(~loss.detach().isfinite())
+        elif not loss.isfinite():
+            self._diverge()
         return loss
+
+    def settle(self) -> None:
+        """Wait for the device, and raise what could not be known without waiting."""
+        if self._diverged.is_cuda and bool(self._diverged):
+            self._diverge()
+
+    def _diverge(self) -> None:
+        raise FloatingPointError(
+            f"the loss is not finite after {self.steps} steps: a learning rate below "
+            f"lr={self.lr} or smaller inputs may help"
+        )
 
     def new_optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters(module), lr=self.lr)
 
-    def statistics(self) -> dict[str, int]:
-        """Counts that belong into a run's results."""
+    def statistics(self) -> dict[str, Any]:
+        """What belongs into a run's results: counts, and how things were computed."""
         return {"steps": self.steps, "examples": self.examples}
 
     @property
@@ -151,11 +172,23 @@ class Learner(ABC):
         """Random numbers drawn inside come from the learner's generator."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._randomness)
+        # A GPU has a generator of its own. It is seeded from the learner's, and only for networks
+        # with dropout, since a step must not wait for the device, nor a graph lose its generator.
+        on_device = self.is_random and self.device.type == "cuda"
+        devices = [self.device] if on_device else []
         try:
-            yield
+            with torch.random.fork_rng(devices, enabled=on_device):
+                if on_device:
+                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+                yield
         finally:
             self._randomness = torch.get_rng_state()
             torch.set_rng_state(outside)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the network draws random numbers as it learns, as far as one can see."""
+        return any(isinstance(part, _DropoutNd) for part in self.network.modules())
 
     def _evaluate(self, x: Tensor, t: Hashable | None) -> Tensor:
         """Logits in evaluation mode; every part is put back into the mode it was in."""

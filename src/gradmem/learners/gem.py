@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradmem.gradients import MemoryGradients, loss_gradient, parameters, set_gradient
+from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
-from gradmem.projection import MARGIN_RULES, project_counted
-from gradmem.validation import non_negative, one_of
+from gradmem.projection import Projection
 
 __all__ = ["GEM"]
 
@@ -33,9 +33,12 @@ class GEM(Learner):
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
     margin_rule
         "shift" or "floor" (see `project`).
-    gradients, tasks_per_chunk, memory_limit
-        How the gradients at the memories are computed, and bounds on the memory that takes (see
-        `MemoryGradients`). All ways are exact; `learner.gradients` says which is in use.
+    gradients, tasks_per_chunk, memory_limit, precision
+        How the gradients at the memories are computed, bounds on the memory that takes, and their
+        precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
+        which is in use.
+    graphs
+        On a GPU, whether steps become CUDA graphs, one per number of past tasks.
 
     Examples
     --------
@@ -63,50 +66,46 @@ class GEM(Learner):
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
+        precision: str = "fp32",
+        graphs: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(network, lr, seed)
-        self.margin = non_negative("margin", margin)
-        self.margin_rule = one_of("margin_rule", margin_rule, MARGIN_RULES)
+        self.project = Projection(margin, margin_rule)
         self.memory = EpisodicMemory(memories, budget)
-        self.memory_gradients = MemoryGradients(network, gradients, tasks_per_chunk, memory_limit)
-        self.violations = 0
-        self.violated_constraints = 0
-        self.active_constraints = 0
+        self.memory_gradients = MemoryGradients(
+            network, gradients, tasks_per_chunk, memory_limit, precision
+        )
+        self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
-        past = [k for k in self.memory if k != t]
-        G = self.memory_gradients(self.memory.stacks(past))
-        g = loss_gradient(self.loss(x, t, y), parameters(self.network))
-        g, violated, active = project_counted(g, G, self.margin, self.margin_rule)
-        set_gradient(self.network, g)
-        self.optimiser.step()
+        past = self.memory.stacks([k for k in self.memory if k != t])
 
-        self.violations += violated > 0
-        self.violated_constraints += violated
-        self.active_constraints += active
+        def step(x: Tensor, y: Tensor) -> Any:
+            G = self.memory_gradients(past)
+            g = loss_gradient(self.loss(x, t, y), parameters(self.network))
+            g_tilde = self.project(g, G)
+            set_gradient(self.network, g_tilde)
+            self.optimiser.step()
+            return past, G, g_tilde
+
+        self.take(tuple(stack.key for stack in past), step, x, y)
 
     @property
     def gradients(self) -> str:
         """How the gradients at the memories are computed: chain, batched, func, loop."""
         return self.memory_gradients.method or "auto"
 
-    def statistics(self) -> dict[str, int]:
-        return super().statistics() | self._counts()
+    def statistics(self) -> dict[str, Any]:
+        computed = {"gradients": self.gradients, "precision": self.memory_gradients.precision}
+        return super().statistics() | self.project.counts() | computed
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"memory": self.memory.state_dict(), "counts": self._counts()}
+        counts = self.project.counts()
+        return super().get_state() | {"memory": self.memory.state_dict(), "counts": counts}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.memory.load_state_dict(state["memory"])
-        for name, count in state["counts"].items():
-            setattr(self, name, count)
-
-    def _counts(self) -> dict[str, int]:
-        return {
-            "violations": self.violations,
-            "violated_constraints": self.violated_constraints,
-            "active_constraints": self.active_constraints,
-        }
+        self.project.set_counts(state["counts"])

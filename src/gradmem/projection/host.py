@@ -1,4 +1,4 @@
-"""Projecting a gradient so that no remembered task's loss rises (equations 9 to 12)."""
+"""The projection on the host: an active-set method, in double precision where it matters."""
 
 from __future__ import annotations
 
@@ -8,89 +8,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradmem.validation import non_negative, one_of
-
-__all__ = ["MARGIN_RULES", "project"]
-
-MARGIN_RULES = ("shift", "floor")
+__all__ = ["dual", "project_on_host"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Whether any constraint was violated (0 or 1), how many, how many bind, steps of the solver.
+Counts = tuple[int, int, int, int]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
-    """The vector closest to g whose inner product with no row of G is negative.
-
-    If g already is that vector, g itself is returned, whatever the margin.
-
-    Parameters
-    ----------
-    g
-        (p,) the proposed update's gradient.
-    G
-        (k, p) one row per constraint: the gradients at the tasks' memories. k may be 0.
-    margin
-        γ ≥ 0: how far the update is pushed towards lowering the old losses, too.
-    margin_rule
-        "shift" adds γ to the solution v★ of the dual, as the paper's text says; "floor" solves the
-        dual with v ≥ γ, as the code behind its numbers did.
-
-    Returns
-    -------
-    Tensor
-        g̃: (p,), in g's dtype and on its device.
-
-    Examples
-    --------
-    >>> project(torch.tensor([1.0, -1.0]), torch.tensor([[0.0, 1.0]]))
-    tensor([1., 0.])
-    >>> project(torch.tensor([1.0, 1.0]), torch.tensor([[0.0, 1.0]]), margin=0.5)
-    tensor([1., 1.])
-    """
-    _check(g, G)
-    margin = non_negative("margin", margin)
-    one_of("margin_rule", margin_rule, MARGIN_RULES)
-    return project_counted(g, G, margin, margin_rule)[0]
-
-
-def project_counted(
-    g: Tensor, G: Tensor, margin: float, margin_rule: str
-) -> tuple[Tensor, int, int]:
-    """`project` without its checks; also how many constraints g violated, and how many bind."""
-    if G.shape[0] == 0 or G.shape[1] == 0:
-        return g, 0, 0
+def project_on_host(g: Tensor, G: Tensor, margin: float, margin_rule: str) -> tuple[Tensor, Counts]:
+    """g̃: (p,) for g: (p,) and G: (k, p), and what there was to do."""
     # g̃ does not depend on how long the rows are, and follows g's length; rounding depends on both.
     rows, _ = _scaled(G)
     start, length = _scaled(g)
     constraints = _Constraints(rows)
     violated = int((constraints.signs(start) < 0).sum())
     if not violated:
-        return g, 0, 0
+        return g, (0, 0, 0, 0)
     push = margin / length * G.sum(0)
     if margin_rule == "floor":  # v = γ + w with w ≥ 0: the same problem from another start
-        nearest, active = _nearest(start + push, constraints)
+        nearest, active, steps = _nearest(start + push, constraints)
     else:
-        nearest, active = _nearest(start, constraints)
+        nearest, active, steps = _nearest(start, constraints)
         nearest = nearest + push
-    return (nearest * length).to(g.dtype), violated, active
+    return (nearest * length).to(g.dtype), (1, violated, active, steps)
 
 
-def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int]:
-    """The vector closest to `start`: (p,) that violates no constraint, and how many bind.
+def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int, int]:
+    """The vector closest to `start`: (p,) that violates no constraint; how many bind; steps taken.
 
     Most constraints never matter, so the dual is solved for those that are violated, and again
     with those that the solution violates, until it violates none.
     """
     inside = np.zeros(len(constraints.G), dtype=bool)
     tolerance = max(1e-12, 8 * torch.finfo(constraints.G.dtype).eps) * float(start.norm())
-    nearest, active = start, 0
+    nearest, active, steps = start, 0, 0
     while True:
         outside = ~inside & (constraints.products(nearest) < -tolerance * constraints.lengths)
         if not outside.any():
-            return nearest, active
+            return nearest, active, steps
         inside |= outside
         known = inside.nonzero()[0]
-        v = dual(*constraints.dual_problem(known, start))
+        v, taken = dual(*constraints.dual_problem(known, start))
+        steps += taken
         nearest, active = start + constraints.combine(known, v), int((v > 0).sum())
 
 
@@ -140,8 +100,10 @@ class _Constraints:
         return torch.from_numpy(v[v > 0]).to(self.G) @ self.G[active]
 
 
-def dual(A: Array, b: Array) -> Array:
-    """Minimise ½ vᵀAv + bᵀv over v ≥ 0 (equation 12): A = GGᵀ: (k, k), b = Gg: (k,), v★: (k,).
+def dual(A: Array, b: Array) -> tuple[Array, int]:
+    """Minimise ½ vᵀAv + bᵀv over v ≥ 0 (equation 12); v★: (k,) and the steps it took.
+
+    A = GGᵀ: (k, k) and b = Gg: (k,).
 
     The active-set method of Lawson and Hanson in its form for Gram matrices: constraints enter the
     working set one at a time, the most violated first, so that the rows in it stay independent
@@ -155,7 +117,8 @@ def dual(A: Array, b: Array) -> Array:
     v = np.zeros(k)
     working = np.zeros(k, dtype=bool)
     barred = np.zeros(k, dtype=bool)  # would leave as it enters: dependent up to rounding
-    for _ in range(10 * k):
+    steps = 0
+    while steps < 10 * k:
         descent = -(A @ v + b)
         descent[working | barred] = -np.inf
         entering = int(descent.argmax())
@@ -163,6 +126,7 @@ def dual(A: Array, b: Array) -> Array:
             break
         working[entering] = True
         while True:
+            steps += 1
             s = np.zeros(k)
             s[working] = _solve(A[np.ix_(working, working)], -b[working])
             if (s[working] > 0).all():
@@ -178,7 +142,7 @@ def dual(A: Array, b: Array) -> Array:
             v = np.maximum(v + ratio.min() * (s - v), 0.0)
             working[ratio.argmin()] = False
             v[~working] = 0.0
-    return v / length
+    return v / length, steps
 
 
 def _solve(A: Array, b: Array) -> Array:
@@ -199,16 +163,3 @@ def _scaled(values: Tensor) -> tuple[Tensor, Tensor | float]:
     scale = values.abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return values / scale, scale
-
-
-def _check(g: Tensor, G: Tensor) -> None:
-    for name, values in (("g", g), ("G", G)):
-        if not isinstance(values, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
-        if not values.is_floating_point():
-            raise TypeError(f"{name} must hold floating-point numbers, got {values.dtype}")
-    if g.ndim != 1 or G.ndim != 2 or G.shape[1] != len(g):
-        raise ValueError(f"g must be (p,) and G (k, p), got {tuple(g.shape)} and {tuple(G.shape)}")
-    for name, values in (("g", g), ("G", G)):
-        if not values.isfinite().all():
-            raise ValueError(f"{name} must be finite, got {values}")

@@ -1,0 +1,68 @@
+"""Steps as CUDA graphs: recorded the second time they are taken, replayed from then on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["GraphedSteps"]
+
+Step = Callable[[Tensor, Tensor], Any]
+
+
+class GraphedSteps:
+    """Runs steps on (x, y) on a GPU without the host's part in them, once they are known.
+
+    The first step with a key runs as it is, which also warms up what it calls; the second is
+    recorded. A step must do the same for the same key and find its other inputs where they were.
+    A step that cannot be recorded (it waits for the device, say) ends the recording for good.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self._known: set[Hashable] = set()
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Any]] = {}
+        self._pool: Any = None
+
+    def __call__(self, key: Hashable, step: Step, x: Tensor, y: Tensor) -> None:
+        if not (self.enabled and x.is_cuda):
+            step(x, y)
+            return
+        key = (key, x.shape, x.dtype)
+        if key not in self._graphs:
+            if key not in self._known:
+                self._known.add(key)
+                step(x, y)
+                return
+            if not self._record(key, step, x, y):
+                step(x, y)
+                return
+        graph, own_x, own_y, _ = self._graphs[key]
+        own_x.copy_(x)
+        own_y.copy_(y)
+        graph.replay()
+
+    def _record(self, key: Hashable, step: Step, x: Tensor, y: Tensor) -> bool:
+        own_x, own_y = x.clone(), y.clone()
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                kept = step(own_x, own_y)  # what the graph refers to must not be freed
+        except Exception as error:
+            self.enabled = False
+            torch.cuda.synchronize()
+            warnings.warn(
+                f"steps of this network cannot be recorded as CUDA graphs and run without: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return False
+        self._graphs[key] = graph, own_x, own_y, kept
+        return True

@@ -1,0 +1,79 @@
+"""Averaged GEM: one reference gradient for all that is remembered, instead of one per task."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradmem.gradients import loss_gradient, parameters, set_gradient
+from gradmem.learners.base import Learner
+from gradmem.memory import EpisodicMemory
+from gradmem.projection import Projection
+from gradmem.validation import positive_int
+
+__all__ = ["AGEM"]
+
+
+class AGEM(Learner):
+    """A single predictor whose steps may not raise the average loss at what is remembered.
+
+    Cheaper than GEM, and weaker: one task's loss may rise if another's falls.
+
+    Parameters
+    ----------
+    network, lr, seed
+        See `Learner`.
+    memories
+        Examples remembered per task: its last ones.
+    sample
+        How many of the other tasks' examples, drawn anew in each step, make the average; all of
+        them if None.
+    budget
+        Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+
+    References
+    ----------
+    Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lr: float = 0.1,
+        memories: int = 256,
+        sample: int | None = 256,
+        budget: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(network, lr, seed)
+        self.sample = None if sample is None else positive_int("sample", sample)
+        self.memory = EpisodicMemory(memories, budget)
+        self.project = Projection()
+
+    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        self.memory.add(x, t, y)
+        past = [k for k in self.memory if k != t]
+        weights = parameters(self.network)
+        reference = [
+            loss_gradient(self.loss(x_k, t, y_k), weights)
+            for x_k, y_k in self.memory.sample(past, self.sample)
+        ]
+        g = loss_gradient(self.loss(x, t, y), weights)
+        for g_ref in reference:
+            g = self.project(g, g_ref[None])
+        set_gradient(self.network, g)
+        self.optimiser.step()
+
+    def statistics(self) -> dict[str, Any]:
+        return super().statistics() | self.project.counts()
+
+    def get_state(self) -> dict[str, Any]:
+        counts = self.project.counts()
+        return super().get_state() | {"memory": self.memory.state_dict(), "counts": counts}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.memory.load_state_dict(state["memory"])
+        self.project.set_counts(state["counts"])

@@ -1,0 +1,5 @@
+"""From a proposed gradient to the closest one that no remembered task objects to."""
+
+from gradmem.projection.project import MARGIN_RULES, Projection, project
+
+__all__ = ["MARGIN_RULES", "Projection", "project"]
