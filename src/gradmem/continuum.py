@@ -16,6 +16,8 @@ __all__ = ["Continuum", "Examples", "Task"]
 
 Batch = tuple[Tensor, Hashable, Tensor]
 
+BATCHES_PER_FETCH = 64
+
 #: The descriptor of a continuum whose tasks were mixed by `Continuum.shuffled`.
 IID = "iid"
 
@@ -196,9 +198,12 @@ class Continuum:
         for place, task in zip(self._places, self.tasks, strict=True):
             for epoch in range(self.epochs):
                 order = self._order(len(task.train), place, epoch).to(task.train.x.device)
-                for positions in torch.split(order, self.batch_size):
-                    x, y = task.train[positions]
-                    yield x, task.t, y
+                # Many mini-batches at a time: on a GPU, every fetch costs the host time.
+                for some in torch.split(order, self.batch_size * BATCHES_PER_FETCH):
+                    x, y = task.train[some]
+                    for start in range(0, len(y), self.batch_size):
+                        stop = start + self.batch_size
+                        yield x[start:stop], task.t, y[start:stop]
 
     def __getitem__(self, which: int | slice) -> Continuum:
         if isinstance(which, slice):

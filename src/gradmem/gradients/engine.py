@@ -81,23 +81,37 @@ class MemoryGradients:
             self._fill_all(stacks, G)
         return G
 
+    def of_batch(self, x: Tensor, y: Tensor) -> Tensor:
+        """g: (p,), the gradient of the mean loss on a batch x: (n, …), y: (n,), always exact."""
+        shares = torch.full((1, len(y)), 1 / len(y), device=y.device)
+        stack = Stack(x[None], y[None], (len(y),), shares=shares)
+        weights = parameters(self.network)
+        g = weights[0].new_empty((1, sum(w.numel() for w in weights)))
+        with computing_in("fp32", g.device.type):
+            self._ready(stack)(self.network, stack, g)
+        return g[0]
+
+    def _ready(self, stack: Stack) -> Method:
+        """The method, chosen on the first occasion."""
+        if self._compute is None:
+            self.method = self.method or choose(self.network, stack, self.precision)
+            self._compute = METHODS[self.method]()
+        return self._compute
+
     def _fill_all(self, stacks: list[Stack], G: Tensor) -> None:
         start = 0
         for stack in stacks:
-            if self._compute is None:
-                self.method = self.method or choose(self.network, stack, self.precision)
-                self._compute = METHODS[self.method]()
             self._fill(stack, G[start : start + len(stack)])
             start += len(stack)
 
     def _fill(self, stack: Stack, out: Tensor) -> None:
-        assert self._compute is not None
+        compute = self._ready(stack)
         size = self._chunk(stack)
         start = 0
         while start < len(stack):
             part = stack[start : start + size]
             try:
-                self._compute(self.network, part, out[start : start + len(part)])
+                compute(self.network, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
                 if size == 1:
                     raise

@@ -108,11 +108,15 @@ class Learner(ABC):
     def loss(self, x: Tensor, t: Hashable, y: Tensor) -> Tensor:
         """The mean loss at a mini-batch; refuses to go on from a loss that is not finite."""
         loss = F.cross_entropy(self.module(t)(x), y)
-        if loss.is_cuda:  # looked at when there is a reason to wait, in `settle`
-            self._diverged.logical_or_(~loss.detach().isfinite())
-        elif not loss.isfinite():
-            self._diverge()
+        self.require_finite(loss.detach())
         return loss
+
+    def require_finite(self, number: Tensor) -> None:
+        """Go no further if a loss, or the sum of a gradient, is not finite."""
+        if number.is_cuda:  # looked at when there is a reason to wait, in `settle`
+            self._diverged.logical_or_(~number.isfinite())
+        elif not number.isfinite():
+            self._diverge()
 
     def settle(self) -> None:
         """Wait for the device, and raise what could not be known without waiting."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradmem.gradients import MemoryGradients, loss_gradient, parameters, set_gradient
+from gradmem.gradients import MemoryGradients, set_gradient
 from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
@@ -84,7 +84,8 @@ class GEM(Learner):
 
         def step(x: Tensor, y: Tensor) -> Any:
             G = self.memory_gradients(past)
-            g = loss_gradient(self.loss(x, t, y), parameters(self.network))
+            g = self.memory_gradients.of_batch(x, y)
+            self.require_finite(g.sum())
             g_tilde = self.project(g, G)
             set_gradient(self.network, g_tilde)
             self.optimiser.step()

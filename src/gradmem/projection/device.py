@@ -17,13 +17,16 @@ __all__ = ["combination", "gram"]
 def gram(G: Tensor, g: Tensor) -> Tensor:
     """[GGᵀ, Gg]: (k, k + 1) in double precision."""
     k, p = G.shape
-    if k > 63 or G.dtype == torch.float64:
+    if k > 127:
         return _gram_by_blocks(G, g)
     size = max(16, triton.next_power_of_2(k + 1))
-    block, programs = 64, min(triton.cdiv(p, 64), 264)
+    block, programs = 16, min(triton.cdiv(p, 16), 264)
     turns = triton.cdiv(p, block * programs)
     parts = torch.empty((programs, k, k + 1), dtype=torch.float64, device=G.device)
-    _gram_kernel[(programs,)](G, g, parts, k, p, G.stride(0), SIZE=size, BLOCK=block, TURNS=turns)
+    _gram_kernel[(programs,)](
+        G, g, parts, k, p, G.stride(0),
+        SIZE=size, BLOCK=block, TURNS=turns, num_warps=4 if size <= 64 else 8,
+    )  # fmt: skip
     return parts.sum(0)
 
 
@@ -38,10 +41,10 @@ def combination(problem: Tensor, margin: float, floor: bool, counts: Tensor) -> 
     weights = torch.empty(k, dtype=torch.float64, device=problem.device)
     tableau = torch.empty((size, size), dtype=torch.float64, device=problem.device)
     state = torch.empty((3, size), dtype=torch.float64, device=problem.device)
-    rows = min(size, max(1, 4096 // size))
+    rows = min(size, max(1, 16384 // size))  # what the registers hold of the tableau at a time
     _dual_kernel[(1,)](
         problem, tableau, state, weights, counts, margin, k,
-        FLOOR=floor, SIZE=size, ROWS=rows, num_warps=4 if size <= 64 else 8,
+        FLOOR=floor, SIZE=size, ROWS=rows, num_warps=4 if size <= 32 else 16,
     )  # fmt: skip
     return weights
 
@@ -61,7 +64,7 @@ def _gram_by_blocks(G: Tensor, g: Tensor) -> Tensor:
 def _gram_kernel(
     G, g, parts, k, p, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr
 ):  # fmt: skip
-    """Each program sums a share of the columns: blocks in float32, their sums in double."""
+    """Each program sums its share of the columns; products of float32 numbers are exact here."""
     program = tl.program_id(0)
     i = tl.arange(0, SIZE)
     total = tl.zeros((SIZE, SIZE), dtype=tl.float64)
@@ -72,10 +75,10 @@ def _gram_kernel(
             G + i[:, None] * stride + columns[None, :],
             mask=(i[:, None] < k) & inside[None, :],
             other=0.0,
-        ).to(tl.float32)
-        last = tl.load(g + columns, mask=inside, other=0.0).to(tl.float32)
+        ).to(tl.float64)
+        last = tl.load(g + columns, mask=inside, other=0.0).to(tl.float64)
         both = tl.where(i[:, None] == k, last[None, :], rows)
-        total += tl.dot(rows, tl.trans(both), input_precision="ieee").to(tl.float64)
+        total += tl.dot(rows, tl.trans(both))
     place = parts + program * k * (k + 1) + i[:, None] * (k + 1) + i[None, :]
     tl.store(place, total, mask=(i[:, None] < k) & (i[None, :] <= k))
 
@@ -157,16 +160,19 @@ def _dual_kernel(
         working = tl.where(sweep & (i == q), 1 - leaving, working)
         if sweep:
             sign = tl.where(leaving > 0, -1.0, 1.0)
+            # The swept tableau stays symmetric, so its row q is also its column q.
             row = tl.load(tableau + q * SIZE + i)
-            across = tl.where(i == q, -1.0 / pivot, sign * row / pivot)
+            tl.store(state + 2 * SIZE + i, row)
+            scaled = row / pivot
+            across = tl.where(i == q, -1.0 / pivot, sign * scaled)
             tl.debug_barrier()
             for first in range(0, SIZE, ROWS):
                 r = first + tl.arange(0, ROWS)
                 place = tableau + r[:, None] * SIZE + i[None, :]
-                M = tl.load(place)
-                own = tl.sum(tl.where(i[None, :] == q, M, 0.0), 1)
-                new = M - own[:, None] * row[None, :] / pivot
-                new = tl.where(i[None, :] == q, (sign * own / pivot)[:, None], new)
+                beside = tl.load(state + 2 * SIZE + r)
+                new = tl.load(place) - beside[:, None] * scaled[None, :]
+                down = tl.where(r == q, -1.0 / pivot, sign * beside / pivot)
+                new = tl.where(i[None, :] == q, down[:, None], new)
                 new = tl.where(r[:, None] == q, across[None, :], new)
                 tl.store(place, new)
             tl.debug_barrier()
