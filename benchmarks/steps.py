@@ -106,8 +106,8 @@ def _projection(
     past = gem.memory.stacks(list(range(k)))
     cases = []
     for x, _, y in itertools.islice(continuum[k], 20):
-        G = gem.memory_gradients(past).clone() if not cases else cases[0][1]
-        cases.append((gem.memory_gradients.of_batch(x, y), G))
+        G, g = gem.memory_gradients.with_batch(past, x, y)
+        cases.append((g.clone(), G.clone() if not cases else cases[0][1]))
     turn = itertools.cycle(cases)
     if device == "cpu":
         return time_it(lambda: gem.project(*next(turn)), device, max(repeats, 20), inner).median

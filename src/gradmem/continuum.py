@@ -68,7 +68,7 @@ class Examples:
     def __getitem__(self, which: Any) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice, a mask or a tensor of positions, ready to be used."""
         x, y = self.x[which], self.y[which].long()
-        return (x if self.divisor is None else x.float().div_(self.divisor)), y
+        return (x if self.divisor is None else torch.div(x, self.divisor)), y
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on a device; itself if they are there already."""

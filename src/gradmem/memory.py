@@ -42,6 +42,8 @@ class EpisodicMemory:
         self.budget = None if budget is None else positive_int("budget", budget)
         self._shelves: dict[_Kind, _Shelf] = {}
         self._places: dict[Hashable, tuple[_Shelf, int]] = {}
+        self.version = 0
+        """Changes whenever a task arrives, and with it where things lie."""
 
     def share(self, n_tasks: int) -> int:
         """Examples that each of `n_tasks` tasks may keep."""
@@ -74,6 +76,7 @@ class EpisodicMemory:
                 shelf.resize(share)
             shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
             self._places[t] = shelf, shelf.new_row(x, y)
+            self.version += 1
         shelf, row = self._places[t]
         shelf.add(row, x, y)
 
@@ -163,6 +166,7 @@ class EpisodicMemory:
                 f"saved, got {(self.memories, self.budget)}"
             )
         self._places = {}
+        self.version += 1
         share = self.share(len(state["tasks"]))
         self._shelves = {kind: s for kind, s in self._shelves.items() if s.size == share}
         for shelf in self._shelves.values():
@@ -221,18 +225,21 @@ class _Shelf:
         return row
 
     def add(self, row: int, x: Tensor, y: Tensor) -> None:
-        x, y = x[-self.size :].detach(), y[-self.size :]
+        if len(y) > self.size:
+            x, y = x[-self.size :], y[-self.size :]
         while len(y):
             count = self.counts[row]
             slot = count if count < self.size else self.oldest[row]
             n = min(len(y), self.size - slot)
-            self.x[row, slot : slot + n] = x[:n]
+            self.x[row, slot : slot + n] = x[:n].detach()
             self.y[row, slot : slot + n] = y[:n]
             if count < self.size:
                 self.counts[row] += n
                 self.shares[row, : count + n] = 1 / (count + n)
             else:
                 self.oldest[row] = (slot + n) % self.size
+            if n == len(y):
+                return
             x, y = x[n:], y[n:]
 
     def get_row(self, row: int) -> tuple[Tensor, Tensor, int]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Stack"]
+__all__ = ["Stack", "has_triton"]
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels of our own can be used; they come with torch's builds for GPUs."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,12 @@ class Stack:
 
     def __post_init__(self) -> None:
         if self.shares is None:
-            counts = torch.tensor(self.counts)[:, None]
-            filled = torch.arange(self.y.shape[1]) < counts
-            shares = (filled / counts).to(self.y.device)
+            k, m = self.y.shape
+            if self.counts == (m,) * k:
+                shares = torch.full((k, m), 1 / m, device=self.y.device)
+            else:
+                counts = torch.tensor(self.counts)[:, None]
+                shares = ((torch.arange(m) < counts) / counts).to(self.y.device)
             object.__setattr__(self, "shares", shares)
 
     def __len__(self) -> int:
@@ -50,7 +61,7 @@ class Stack:
         shares = None if self.shares is None else self.shares[which]
         return Stack(self.x[which], self.y[which], self.counts[which], masks, shares)
 
-    @property
+    @cached_property
     def key(self) -> tuple[int, ...]:
         """The same for stacks that lie in the same place with as many examples."""
         return (self.x.data_ptr(), self.y.data_ptr(), *self.counts)
@@ -72,13 +83,19 @@ class Stack:
         assert self.shares is not None
         return (losses.view(self.y.shape) * self.shares.to(losses.dtype)).sum(1)
 
-    def slopes(self, logits: Tensor) -> Tensor:
-        """The gradient of the losses' sum by the logits: (k, m, classes)."""
-        slopes = self._masked(logits).softmax(2)
-        one = slopes.new_full((), -1.0).expand(*self.y.shape, 1)
-        slopes.scatter_add_(2, self.y[:, :, None], one)
+    def slopes(self, logits: Tensor, out: Tensor) -> None:
+        """Write the gradient of the losses' sum by the logits (k, m, classes) into out."""
         assert self.shares is not None
-        return slopes.mul_(self.shares.to(slopes.dtype)[:, :, None])
+        if logits.is_cuda and logits.dtype == torch.float32 and has_triton():
+            from gradmem.gradients.device import softmax_slopes
+
+            flat = self._masked(logits).flatten(0, 1)
+            softmax_slopes(flat, self.y.flatten(), self.shares.flatten(), out)
+            return
+        torch.softmax(self._masked(logits).flatten(0, 1), 1, out=out)
+        one = out.new_full((), -1.0).expand(len(out), 1)
+        out.scatter_add_(1, self.y.reshape(-1, 1), one)
+        out.mul_(self.shares.to(out.dtype).reshape(-1, 1))
 
     def _masked(self, logits: Tensor) -> Tensor:
         if self.masks is None:

@@ -8,6 +8,7 @@ whose memory the system would have to hand out anew in every step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -36,33 +37,44 @@ class ChainGradients:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    @torch.no_grad()
     def __call__(self, network: nn.Module, stack: Stack, out: Tensor) -> None:
         """Write the gradient of each task's mean loss into its row of out: (k, p)."""
-        k, m = stack.y.shape
-        rows = rows_by_parameter(out, parameters(network))
+        self.together(network, [(stack, out)])
+
+    @torch.no_grad()
+    def together(self, network: nn.Module, parts: Sequence[tuple[Stack, Tensor]]) -> None:
+        """The same for several stacks in one pass: they part only where tasks do."""
+        weights = parameters(network)
+        rows = [rows_by_parameter(out, weights) for _, out in parts]
         blocks = _blocks(network)
-        x = [stack.x.flatten(0, 1)]  # what each block is given, and what the last one gives
+        starts = [0, *accumulate(stack.y.numel() for stack, _ in parts)]
+        spans = [slice(start, stop) for start, stop in pairwise(starts)]
+        given = [stack.x.flatten(0, 1) for stack, _ in parts]
+        n = starts[-1]
+
+        gave: list[Tensor] = []  # what each block gave, for all parts
         for number, (layer, relu) in enumerate(blocks):
-            y = self._linear(layer, x[-1], number)
-            x.append(y.relu_() if relu else y)
-        grad = stack.slopes(x[-1].unflatten(0, (k, m))).flatten(0, 1)
+            y = self._buffer(("output", number), given[0], n, layer.out_features)
+            if number:
+                _linear(layer, gave[-1], y)
+            else:  # the inputs lie apart, what comes after them does not
+                for x, span in zip(given, spans, strict=True):
+                    _linear(layer, x, y[span])
+            gave.append(y.relu_() if relu else y)
+        grad = self._buffer("slopes", gave[-1], n, gave[-1].shape[1])
+        for (stack, _), span in zip(parts, spans, strict=True):
+            stack.slopes(gave[-1][span].unflatten(0, stack.y.shape), grad[span])
         for number, (layer, relu) in reversed(list(enumerate(blocks))):
             if relu:  # nothing flows back where ReLU gave zero
-                torch.ops.aten.threshold_backward.grad_input(
-                    grad, x[number + 1], 0, grad_input=grad
-                )
-            own = {name: rows[w] for name, w in layer.named_parameters()}
-            linear(layer, x[number].unflatten(0, (k, m)), grad.unflatten(0, (k, m)), own, 0)
-            if number > 0:
-                below = self._buffer(("grad", number), grad, len(grad), layer.in_features)
+                torch.ops.aten.threshold_backward.grad_input(grad, gave[number], 0, grad_input=grad)
+            for i, ((stack, _), span) in enumerate(zip(parts, spans, strict=True)):
+                x = gave[number - 1][span] if number else given[i]
+                own = {name: rows[i][w] for name, w in layer.named_parameters()}
+                k_m = stack.y.shape
+                linear(layer, x.unflatten(0, k_m), grad[span].unflatten(0, k_m), own, 0)
+            if number:
+                below = self._buffer(("grad", number), grad, n, layer.in_features)
                 grad = torch.mm(grad, _right_factor(layer.weight, grad), out=below)
-
-    def _linear(self, layer: nn.Linear, x: Tensor, number: int) -> Tensor:
-        y = self._buffer(("output", number), x, len(x), layer.out_features)
-        if layer.bias is None:
-            return torch.mm(x, layer.weight.T, out=y)
-        return torch.addmm(layer.bias, x, layer.weight.T, out=y)
 
     def _buffer(self, key: object, like: Tensor, n: int, width: int) -> Tensor:
         if like.is_cuda:  # its allocator keeps what is freed, and a graph has a pool of its own
@@ -71,6 +83,13 @@ class ChainGradients:
         if buffer is None or len(buffer) < n or buffer.shape[1] != width:
             self._buffers[key] = buffer = like.new_empty((n, width))
         return buffer[:n]
+
+
+def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> None:
+    if layer.bias is None:
+        torch.mm(x, layer.weight.T, out=out)
+    else:
+        torch.addmm(layer.bias, x, layer.weight.T, out=out)
 
 
 def _right_factor(weight: Tensor, grad: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ class MemoryGradients:
     memory_limit
         Most bytes that one pass may keep of its activations, roughly; splits it further.
     precision
-        "fp32": the network's own. "tf32" and "bf16" are faster on GPUs and no longer exact.
+        "fp32": the network's own. "tf32" and "bf16" are faster on GPUs and no longer exact. (With
+        "tf32", a chain's gradient of the batch is computed along, and so in the same precision.)
     """
 
     def __init__(
@@ -81,15 +82,23 @@ class MemoryGradients:
             self._fill_all(stacks, G)
         return G
 
-    def of_batch(self, x: Tensor, y: Tensor) -> Tensor:
-        """g: (p,), the gradient of the mean loss on a batch x: (n, …), y: (n,), always exact."""
-        shares = torch.full((1, len(y)), 1 / len(y), device=y.device)
-        stack = Stack(x[None], y[None], (len(y),), shares=shares)
-        weights = parameters(self.network)
-        g = weights[0].new_empty((1, sum(w.numel() for w in weights)))
+    def with_batch(self, stacks: list[Stack], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """G: (k, p) as above, then g: (p,), the gradient of the mean loss on x: (n, …), y: (n,)."""
+        batch = Stack(x[None], y[None], (len(y),))
+        k = sum(len(stack) for stack in stacks)
+        g = self._rows(1)[0].new_empty((1, self._buffer.shape[1]))  # type: ignore[union-attr]
+        compute = self._ready(batch)
+        whole = all(self._chunk(stack) == len(stack) for stack in stacks)
+        if isinstance(compute, ChainGradients) and whole:
+            G = self._rows(k)
+            outs = torch.split(G, [len(stack) for stack in stacks])
+            with computing_in(self.precision, g.device.type):
+                compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
+            return G, g[0]
+        G = self(stacks)
         with computing_in("fp32", g.device.type):
-            self._ready(stack)(self.network, stack, g)
-        return g[0]
+            compute(self.network, batch, g)
+        return G, g[0]
 
     def _ready(self, stack: Stack) -> Method:
         """The method, chosen on the first occasion."""

@@ -77,7 +77,9 @@ def linear(layer: nn.Linear, x: Tensor, grad: Tensor, out: Mapping[str, Tensor],
         out["weight"].baddbmm_(grad.mT, x, beta=beta)
     elif "weight" in out:  # bf16 activations
         write(out["weight"], torch.bmm(grad.mT, x.to(grad.dtype)), beta)
-    if "bias" in out:
+    if "bias" in out and not beta and grad.dtype == out["bias"].dtype:
+        torch.sum(grad, 1, out=out["bias"])
+    elif "bias" in out:
         write(out["bias"], grad.sum(1), beta)
 
 

@@ -54,7 +54,9 @@ class Learner(ABC):
         seed = non_negative_int("seed", seed)
         self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._outputs: dict[tuple[Any, ...], int] = {}
-        self._diverged = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._watched = torch.zeros((), device=self.device)
+        #: Whether the network draws random numbers as it learns, as far as one can see.
+        self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
 
     @abstractmethod
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
@@ -114,13 +116,13 @@ class Learner(ABC):
     def require_finite(self, number: Tensor) -> None:
         """Go no further if a loss, or the sum of a gradient, is not finite."""
         if number.is_cuda:  # looked at when there is a reason to wait, in `settle`
-            self._diverged.logical_or_(~number.isfinite())
+            self._watched.add_(number, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
         elif not number.isfinite():
             self._diverge()
 
     def settle(self) -> None:
         """Wait for the device, and raise what could not be known without waiting."""
-        if self._diverged.is_cuda and bool(self._diverged):
+        if self._watched.is_cuda and bool(self._watched.isnan()):
             self._diverge()
 
     def _diverge(self) -> None:
@@ -176,23 +178,17 @@ class Learner(ABC):
         """Random numbers drawn inside come from the learner's generator."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._randomness)
-        # A GPU has a generator of its own. It is seeded from the learner's, and only for networks
-        # with dropout, since a step must not wait for the device, nor a graph lose its generator.
-        on_device = self.is_random and self.device.type == "cuda"
-        devices = [self.device] if on_device else []
         try:
-            with torch.random.fork_rng(devices, enabled=on_device):
-                if on_device:
+            if self.is_random and self.device.type == "cuda":
+                # A GPU has a generator of its own, which is seeded from the learner's.
+                with torch.random.fork_rng([self.device]):
                     torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+                    yield
+            else:
                 yield
         finally:
             self._randomness = torch.get_rng_state()
             torch.set_rng_state(outside)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the network draws random numbers as it learns, as far as one can see."""
-        return any(isinstance(part, _DropoutNd) for part in self.network.modules())
 
     def _evaluate(self, x: Tensor, t: Hashable | None) -> Tensor:
         """Logits in evaluation mode; every part is put back into the mode it was in."""

@@ -12,6 +12,7 @@ from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
+from gradmem.stack import Stack
 
 __all__ = ["GEM"]
 
@@ -76,15 +77,16 @@ class GEM(Learner):
         self.memory_gradients = MemoryGradients(
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
+        self._known: tuple[Hashable, int] | None = None
+        self._stacks: list[Stack] = []
         self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
-        past = self.memory.stacks([k for k in self.memory if k != t])
+        past = self._past(t)
 
         def step(x: Tensor, y: Tensor) -> Any:
-            G = self.memory_gradients(past)
-            g = self.memory_gradients.of_batch(x, y)
+            G, g = self.memory_gradients.with_batch(past, x, y)
             self.require_finite(g.sum())
             g_tilde = self.project(g, G)
             set_gradient(self.network, g_tilde)
@@ -92,6 +94,13 @@ class GEM(Learner):
             return past, G, g_tilde
 
         self.take(tuple(stack.key for stack in past), step, x, y)
+
+    def _past(self, t: Hashable) -> list[Stack]:
+        """The memories of all tasks but t; they stay as they are while t is observed."""
+        if self._known != (t, self.memory.version):
+            self._known = t, self.memory.version
+            self._stacks = self.memory.stacks([k for k in self.memory if k != t])
+        return self._stacks
 
     @property
     def gradients(self) -> str:

@@ -30,15 +30,22 @@ def gram(G: Tensor, g: Tensor) -> Tensor:
     return parts.sum(0)
 
 
-def combination(problem: Tensor, margin: float, floor: bool, counts: Tensor) -> Tensor:
+def combination(
+    problem: Tensor,
+    margin: Tensor,
+    floor: bool,
+    counts: Tensor,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
     """The weights w: (k,) of g̃ = g + Gᵀw, zero if g violates no constraint.
 
-    `problem` is what `gram` gave. Adds to `counts`: (4,) whether there was a violation, how many
+    `problem` is what `gram` gave, `margin` γ: () as a double, which a kernel cannot be given as a
+    number. Adds to `counts`: (4,) whether there was a violation, how many
     constraints were violated, how many bind, and how many steps it took to find out.
     """
     k = len(problem)
     size = max(16, triton.next_power_of_2(k + 1))
-    weights = torch.empty(k, dtype=torch.float64, device=problem.device)
+    weights = torch.empty(k, dtype=dtype, device=problem.device)
     tableau = torch.empty((size, size), dtype=torch.float64, device=problem.device)
     state = torch.empty((3, size), dtype=torch.float64, device=problem.device)
     rows = min(size, max(1, 16384 // size))  # what the registers hold of the tableau at a time
@@ -95,6 +102,7 @@ def _dual_kernel(
     """
     i = tl.arange(0, SIZE)
     real = i < k
+    gamma = tl.load(margin)
     b = tl.load(problem + i * (k + 1) + k, mask=real, other=0.0)
     diagonal = tl.load(problem + i * (k + 1) + i, mask=real, other=0.0)
     length = tl.where(diagonal > 0, tl.sqrt(diagonal), 1.0)
@@ -110,7 +118,7 @@ def _dual_kernel(
         row_length = tl.load(state + r)
         row_b = tl.load(problem + r * (k + 1) + k, mask=r < k, other=0.0)
         if FLOOR:
-            row_b += margin * tl.sum(A, 1)
+            row_b += gamma * tl.sum(A, 1)
         row_b = row_b / row_length
         A = A / row_length[:, None] / length[None, :]
         A = tl.where(i[None, :] == k, row_b[:, None], A)
@@ -181,7 +189,7 @@ def _dual_kernel(
 
     free_weights = v / length
     active = tl.sum((v > 0).to(tl.int32), 0)
-    added = tl.where(violated > 0, margin, 0.0)
+    added = tl.where(violated > 0, gamma, 0.0)
     tl.store(weights + i, free_weights + added, mask=real)
     c = tl.arange(0, 4)
     change = tl.where(c == 0, (violated > 0).to(tl.int32), 0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from gradmem.projection.host import project_on_host
+from gradmem.stack import has_triton
 from gradmem.validation import non_negative, one_of
 
 __all__ = ["MARGIN_RULES", "Projection", "project"]
@@ -66,7 +65,7 @@ class Projection:
         """g̃: (p,) for g: (p,) and G: (k, p)."""
         if G.shape[0] == 0 or G.shape[1] == 0:
             return g
-        if g.is_cuda and importlib.util.find_spec("triton") is not None:
+        if g.is_cuda and has_triton():
             return self._on_device(g, G)
         g_tilde, counts = project_on_host(g, G, self.margin, self.margin_rule)
         self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
@@ -76,14 +75,11 @@ class Projection:
         from gradmem.projection.device import combination, gram
 
         floor = self.margin_rule == "floor"
-        w = combination(gram(G, g), self.margin, floor, self.device_counts(g.device))
-        return torch.addmv(g, G.T, w.to(g.dtype))
-
-    def device_counts(self, device: torch.device) -> Tensor:
-        """The counts that are kept on the device: made before a graph may refer to them."""
-        if self._device is None:
-            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
-        return self._device
+        if self._device is None:  # before a graph may refer to them
+            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
+            self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
+        w = combination(gram(G, g), self._gamma, floor, self._device, dtype=G.dtype)
+        return torch.addmv(g, G.T, w)
 
     def counts(self) -> dict[str, int]:
         """Steps with a violation, violated and binding constraints, steps of the solver; so far."""

@@ -1,0 +1,227 @@
+"""What is different on a GPU: the projection's kernel, graphs, and nothing that waits."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradmem as gm
+from gradmem.gradients import MemoryGradients
+from gradmem.projection.host import project_on_host
+
+from .networks import NETWORKS, agree, build, memories
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def problem(kind, seed):
+    rng = np.random.default_rng([len(kind), seed])
+    k, p = int(rng.integers(1, 40)), int(rng.integers(1, 60))
+    G, g = rng.standard_normal((k, p)), rng.standard_normal(p)
+    if kind == "singular":
+        G[k // 2 :] = G[: k - k // 2] * rng.choice([-2.0, 1.0, 3.0], (k - k // 2, 1))
+    if kind == "zeros":
+        G[::2] = 0
+    if kind == "scaled":
+        G *= 10.0 ** rng.integers(-9, 10, (k, 1))
+    return torch.tensor(g), torch.tensor(G)
+
+
+@pytest.mark.parametrize("rule", ["shift", "floor"])
+@pytest.mark.parametrize("kind", ["random", "singular", "zeros", "scaled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_kernel_finds_what_the_host_finds(kind, rule, dtype):
+    for seed in range(12):
+        g, G = (values.to(dtype) for values in problem(kind, seed))
+        margin = 0.0 if kind == "scaled" else 0.3
+        expected, counts = project_on_host(g.double(), G.double(), margin, rule)
+        projection = gm.projection.Projection(margin, rule)
+        found = projection(g.cuda(), G.cuda()).cpu().double()
+        size = max(float(g.norm()), float(expected.norm()))
+        assert (found - expected).norm() <= (1e-5 if dtype == torch.float32 else 1e-8) * size
+        assert projection.counts()["violations"] == counts[0]
+        assert projection.counts()["violated_constraints"] == counts[1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 19, 100, 127, 128, 300, 1000])
+def test_the_dual_is_optimal_for_any_number_of_tasks(k):
+    from gradmem.projection.device import combination, gram
+
+    torch.manual_seed(k)
+    G = torch.randn(k, 3000, device="cuda") + 2 * torch.randn(3000, device="cuda")
+    if k > 5:
+        G[1], G[2], G[3] = G[0], -G[0], 0
+        G[4] *= 1e6
+    g = -G[: max(1, k // 3)].mean(0) + torch.randn(3000, device="cuda")
+    problem = gram(G, g)
+    counts = torch.zeros(4, dtype=torch.int64, device="cuda")
+    zero = torch.zeros((), dtype=torch.float64, device="cuda")
+    v = combination(problem, zero, False, counts)
+    A, b = problem[:, :-1], problem[:, -1]
+    length = A.diagonal().sqrt().clamp_min(1e-300)
+    size = g.double().norm()
+    slope, weight = (A @ v + b) / length / size, v * length / size
+    assert counts[0] == 1
+    assert v.min() >= 0
+    assert slope[length > 1e-200].min() >= -1e-6
+    assert (slope * weight).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_agree_with_the_loop(name):
+    stack = memories(name)
+    on_gpu = gm.gradients.Stack(stack.x.cuda(), stack.y.cuda(), stack.counts)
+    expected = MemoryGradients(build(name).double(), "loop")(
+        [gm.gradients.Stack(stack.x.double() if stack.x.is_floating_point() else stack.x,
+                            stack.y, stack.counts)]
+    )  # fmt: skip
+    engine = MemoryGradients(build(name).cuda())
+    found = engine([on_gpu]).cpu().double()
+    assert engine.method == NETWORKS[name][2]
+    assert agree(found, expected, 1e-5)
+
+
+def trained(name="mlp", graphs=True, steps=6, **settings):
+    network = build(name).cuda()
+    learner = gm.GEM(network, lr=0.05, memories=7, graphs=graphs, **settings)
+    stack = memories(name, counts=(20,) * 4)
+    x, y = stack.x.cuda(), stack.y.cuda()
+    for t in (0, 1, 2, 0, 3):
+        for step in range(steps):
+            some = slice(3 * step, 3 * step + 3)
+            learner.observe(x[t, some], t, y[t, some])
+    return learner
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "group norm", "tied weights", "weight norm"])
+def test_graphs_change_nothing(name):
+    """Weights, running statistics and counts are those of steps that are not recorded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with_graphs, without = trained(name), trained(name, graphs=False)
+    assert with_graphs.take._graphs
+    assert not without.take._graphs
+    for key, value in without.network.state_dict().items():
+        torch.testing.assert_close(with_graphs.network.state_dict()[key], value)
+    assert with_graphs.statistics() == without.statistics()
+
+
+def test_a_network_that_cannot_be_recorded_runs_without_graphs():
+    with pytest.warns(RuntimeWarning, match="cannot be recorded as CUDA graphs"):
+        learner = trained("control flow on data")
+    assert not learner.take.enabled
+    without = trained("control flow on data", graphs=False)
+    for w, other in zip(learner.network.parameters(), without.network.parameters(), strict=True):
+        torch.testing.assert_close(w, other)
+
+
+def test_a_step_waits_for_nothing():
+    learner = trained()
+    stack = memories("mlp", counts=(20,) * 4)
+    x, y = stack.x.cuda(), stack.y.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(5):
+            learner.observe(x[3, step : step + 3], 3, y[3, step : step + 3], check=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_restored_learner_uses_its_graphs_again_and_goes_the_same_way():
+    learner = trained()
+    state = learner.state_dict()
+    graphs = len(learner.take._graphs)
+
+    def go_on():
+        stack = memories("mlp", counts=(20,) * 4)
+        for t in (1, 2, 3, 1, 2, 3):
+            for some in (slice(0, 3), slice(3, 6), slice(6, 9)):
+                learner.observe(stack.x[t, some].cuda(), t, stack.y[t, some].cuda())
+        return [w.detach().clone() for w in learner.network.parameters()]
+
+    first = go_on()
+    recorded = len(learner.take._graphs)
+    learner.load_state_dict(state)
+    second = go_on()
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert graphs < recorded
+    other = gm.GEM(build("mlp").cuda(), lr=0.05, memories=7)
+    other.load_state_dict(state)
+    assert other.state_dict()["memory"]["tasks"].keys() == state["memory"]["tasks"].keys()
+
+
+def test_dropout_is_governed_by_the_learners_seed():
+    def once():
+        torch.manual_seed(int(torch.randint(1000, ())))
+        network = nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 5)).cuda()
+        for i, w in enumerate(network.parameters()):
+            w.data = torch.linspace(-1, 1, w.numel(), device="cuda").view_as(w) * (i + 1) / 4
+        learner = gm.GEM(network, memories=5, seed=3)
+        x = torch.linspace(-1, 1, 60, device="cuda").view(10, 6)
+        for t in (0, 1):
+            for _ in range(4):
+                learner.observe(x, t, torch.arange(10, device="cuda") % 5)
+        return [w.detach().clone() for w in network.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(once(), once(), strict=True))
+
+
+def test_a_run_on_the_gpu_is_as_good_as_one_on_the_cpu():
+    continuum = gm.mnist_rotations(n_tasks=5, examples_per_task=300, data="sample")
+    results = [
+        gm.run(gm.GEM(gm.mlp().to(device), memories=50), continuum) for device in ("cpu", "cuda")
+    ]
+    cpu, gpu = results
+    assert np.array_equal(cpu.baseline, gpu.baseline)
+    assert gpu.acc == pytest.approx(cpu.acc, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_every_learner_runs_on_a_gpu(kind):
+    continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=200, data="sample")
+    result = gm.run(kind(gm.mlp().cuda(), lr=0.05), continuum)
+    assert result.acc > 0.3
+
+
+def test_a_diverging_run_ends_at_the_next_row():
+    continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=50, data="sample")
+    with pytest.raises(FloatingPointError, match="not finite"):
+        gm.run(gm.GEM(gm.mlp().cuda(), lr=1e30), continuum)
+
+
+def test_bad_data_is_found_before_a_run():
+    x, y = torch.randn(20, 4), torch.arange(20) % 3
+    x[3, 1] = float("nan")
+    task = gm.Task(0, (x, y), (x, y))
+    with pytest.raises(ValueError, match="x must be finite"):
+        gm.run(gm.GEM(gm.mlp([4, 8, 3]).cuda()), gm.Continuum([task]))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precisions_are_close_and_named(precision):
+    exact, rough = trained("resnet", steps=2), trained("resnet", steps=2, precision=precision)
+    assert rough.statistics()["precision"] == precision
+    for w, other in zip(rough.network.parameters(), exact.network.parameters(), strict=True):
+        assert agree(w, other, 0.1)
+
+
+def test_out_of_memory_is_met_with_smaller_chunks():
+    network = nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 5)).cuda()
+    x, y = torch.randn(64, 2000, 64, device="cuda"), torch.randint(5, (64, 2000), device="cuda")
+    stack = gm.gradients.Stack(x, y, (2000,) * 64)
+    expected = MemoryGradients(network, "batched", tasks_per_chunk=1)([stack]).clone()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(4e9 / total)
+    try:
+        engine = MemoryGradients(network, "batched")
+        with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory"):
+            found = engine([stack])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert agree(found, expected, 1e-6)
