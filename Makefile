@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test bench lint format clean
 
 help:
 	@echo "make demo    every learner on 20 rotated tasks with the bundled digits (under 3 minutes)"
 	@echo "make test    ruff, mypy, pytest with the examples in docstrings and README"
+	@echo "make bench   milliseconds per step and seconds per run, side by side (10 minutes on two cores)"
 	@echo "make lint    ruff and mypy only"
 	@echo "make format  let ruff put the code in order"
 	@echo "make clean   remove the virtual environment, caches and what the demo wrote"
@@ -18,6 +19,9 @@ demo: $(VENV)/.ready
 
 test: lint
 	$(BIN)/pytest
+
+bench: $(VENV)/.ready-dev
+	$(BIN)/python -m benchmarks
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -83,10 +83,10 @@ def test_a_network_that_gives_no_logits_is_refused():
 
 
 def test_a_loss_that_is_not_finite_says_what_may_help():
-    learner = gm.Single(gm.mlp([4, 3, 2]), lr=1e30)
-    x, y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+    learner = gm.Single(gm.mlp([4, 2]), lr=1e38)
+    x, y = torch.full((5, 4), 9.0), torch.tensor([0, 1, 0, 1, 1])
     learner.observe(x, 0, y)
-    with pytest.raises(FloatingPointError, match=r"after 1 steps: a learning rate below lr=1e\+30"):
+    with pytest.raises(FloatingPointError, match=r"after 1 steps: a learning rate below lr=1e\+38"):
         learner.observe(x, 0, y)
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 __all__ = ["GraphedSteps"]
 
-Step = Callable[[Tensor, Tensor], Any]
+Step = Callable[..., Any]
 
 
 class GraphedSteps:
-    """Runs steps on (x, y) on a GPU without the host's part in them, once they are known.
+    """Runs steps on tensors on a GPU without the host's part in them, once they are known.
 
     The first step with a key runs as it is, which also warms up what it calls; the second is
     recorded. A step must do the same for the same key and find its other inputs where they were.
@@ -25,36 +25,36 @@ class GraphedSteps:
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self._known: set[Hashable] = set()
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Any]] = {}
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
         self._pool: Any = None
 
-    def __call__(self, key: Hashable, step: Step, x: Tensor, y: Tensor) -> None:
-        if not (self.enabled and x.is_cuda):
-            step(x, y)
+    def __call__(self, key: Hashable, step: Step, *inputs: Tensor) -> None:
+        if not (self.enabled and inputs[0].is_cuda):
+            step(*inputs)
             return
-        key = (key, x.shape, x.dtype)
+        key = (key, *(tensor.shape for tensor in inputs))
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
-                step(x, y)
+                step(*inputs)
                 return
-            if not self._record(key, step, x, y):
-                step(x, y)
+            if not self._record(key, step, inputs):
+                step(*inputs)
                 return
-        graph, own_x, own_y, _ = self._graphs[key]
-        own_x.copy_(x)
-        own_y.copy_(y)
+        graph, own, _ = self._graphs[key]
+        for mine, given in zip(own, inputs, strict=True):
+            mine.copy_(given)
         graph.replay()
 
-    def _record(self, key: Hashable, step: Step, x: Tensor, y: Tensor) -> bool:
-        own_x, own_y = x.clone(), y.clone()
+    def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor, ...]) -> bool:
+        own = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                kept = step(own_x, own_y)  # what the graph refers to must not be freed
+                kept = step(*own)  # what the graph refers to must not be freed
         except Exception as error:
             self.enabled = False
             torch.cuda.synchronize()
@@ -64,5 +64,5 @@ class GraphedSteps:
                 stacklevel=3,
             )
             return False
-        self._graphs[key] = graph, own_x, own_y, kept
+        self._graphs[key] = graph, own, kept
         return True

@@ -112,6 +112,7 @@ def versions() -> dict[str, Any]:
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
         "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

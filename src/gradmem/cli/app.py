@@ -106,11 +106,13 @@ def run_command(
     ] = None,
     memories: Annotated[
         int | None,
-        typer.Option(help="gem, ewc: examples remembered per task.", rich_help_panel=SETTINGS),
+        typer.Option(
+            help="gem, agem, ewc: examples remembered per task.", rich_help_panel=SETTINGS
+        ),
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(help="gem: examples remembered in all.", rich_help_panel=SETTINGS),
+        typer.Option(help="gem, agem: examples remembered in all.", rich_help_panel=SETTINGS),
     ] = None,
     margin: Annotated[
         float | None,
@@ -121,6 +123,23 @@ def run_command(
         typer.Option(
             help="gem: shift (γ added to v★) or floor (v ≥ γ).",
             rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="agem: examples that make the average.", rich_help_panel=SETTINGS),
+    ] = None,
+    gradients: Annotated[
+        str | None,
+        typer.Option(
+            help="gem: auto, chain, batched, func or loop; all are exact.",
+            rich_help_panel=SETTINGS,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="gem: fp32, or tf32 or bf16 for the gradients on a GPU.", rich_help_panel=SETTINGS
         ),
     ] = None,
     regularization: Annotated[
@@ -154,6 +173,9 @@ def run_command(
         "budget": budget,
         "margin": margin,
         "margin_rule": margin_rule,
+        "sample": sample,
+        "gradients": gradients,
+        "precision": precision,
         "regularization": regularization,
         "fisher": fisher,
         "start": start,

@@ -1,14 +1,18 @@
 """Gradients of the loss: of a batch, and of every task's memories at once."""
 
 from gradmem.gradients.engine import METHODS, MemoryGradients
-from gradmem.gradients.flat import flatten, gradient, loss_gradient, parameters, set_gradient
+from gradmem.gradients.flat import (
+    gradient,
+    loss_gradient,
+    parameters,
+    set_gradient,
+)
 from gradmem.stack import Stack
 
 __all__ = [
     "METHODS",
     "MemoryGradients",
     "Stack",
-    "flatten",
     "gradient",
     "loss_gradient",
     "parameters",

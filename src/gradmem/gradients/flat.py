@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 __all__ = [
-    "flatten",
     "gradient",
     "loss_gradient",
     "parameters",
@@ -21,11 +20,6 @@ __all__ = [
 def parameters(network: nn.Module) -> list[nn.Parameter]:
     """The parameters that learn; p counts their elements, in this order."""
     return [w for w in network.parameters() if w.requires_grad]
-
-
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of any shapes as one vector: (p,)."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def loss_gradient(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
+from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
@@ -32,6 +33,8 @@ class AGEM(Learner):
         them if None.
     budget
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+    graphs
+        On a GPU, whether steps become CUDA graphs.
 
     References
     ----------
@@ -45,26 +48,33 @@ class AGEM(Learner):
         memories: int = 256,
         sample: int | None = 256,
         budget: int | None = None,
+        graphs: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(network, lr, seed)
         self.sample = None if sample is None else positive_int("sample", sample)
         self.memory = EpisodicMemory(memories, budget)
         self.project = Projection()
+        self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
-        past = [k for k in self.memory if k != t]
-        weights = parameters(self.network)
-        reference = [
-            loss_gradient(self.loss(x_k, t, y_k), weights)
-            for x_k, y_k in self.memory.sample(past, self.sample)
-        ]
-        g = loss_gradient(self.loss(x, t, y), weights)
-        for g_ref in reference:
-            g = self.project(g, g_ref[None])
-        set_gradient(self.network, g)
-        self.optimiser.step()
+        remembered = self.memory.sample([k for k in self.memory if k != t], self.sample)
+
+        def step(x: Tensor, y: Tensor, *past: Tensor) -> Any:
+            weights = parameters(self.network)
+            references = [
+                loss_gradient(self.loss(x_k, t, y_k), weights)
+                for x_k, y_k in zip(past[::2], past[1::2], strict=True)
+            ]
+            g = loss_gradient(self.loss(x, t, y), weights)
+            for g_ref in references:
+                g = self.project(g, g_ref[None])
+            set_gradient(self.network, g)
+            self.optimiser.step()
+            return g
+
+        self.take(len(remembered), step, x, y, *(part for pair in remembered for part in pair))
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | self.project.counts()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradients import flatten, loss_gradient, parameters, set_gradient
+from gradmem.gradients import parameters
 from gradmem.learners.base import Learner
 from gradmem.memory import FirstExamples
 from gradmem.validation import non_negative, one_of
@@ -19,9 +19,9 @@ __all__ = ["EWC"]
 class EWC(Learner):
     """A single predictor whose loss is regularised by one quadratic term per finished task.
 
-    The penalty λ Σₖ Fₖ (θ − θₖ)² over the finished tasks k is one parabola per weight. It is kept
-    as its curvature ΣFₖ and its lowest point, so a step costs the same at any number of tasks. A
-    task counts as finished when another one is observed; if it comes back, it is finished again.
+    The penalty λ Σₖ Fₖ (θ − θₖ)² over the finished tasks k is one parabola per weight, kept as two
+    sums, ΣFₖ and ΣFₖθₖ, so a step costs the same at any number of tasks. A task counts as finished
+    when another one is observed; if it comes back, it is finished again.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class EWC(Learner):
         self.fisher = one_of("fisher", fisher, self.FISHERS)
         self.memory = FirstExamples(memories)
         self.task: Hashable | None = None
-        theta = flatten(parameters(network)).detach()
-        self.curvature = torch.zeros_like(theta)  # Σ Fₖ
-        self.lowest = theta.clone()  # Σ Fₖθₖ / Σ Fₖ
+        self.weights: list[Tensor] = [*parameters(network)]
+        self.curvature = [torch.zeros_like(w) for w in self.weights]  # Σ Fₖ
+        self.weighted = [torch.zeros_like(w) for w in self.weights]  # Σ Fₖθₖ
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         if self.task is not None and t != self.task:
@@ -68,45 +68,57 @@ class EWC(Learner):
         self.memory.add(x, t, y)
         self.task = t
 
-        weights = parameters(self.network)
-        g = loss_gradient(self.loss(x, t, y), weights)
-        theta = flatten(weights).detach()
-        g += 2 * self.regularization * self.curvature * (theta - self.lowest)
-        set_gradient(self.network, g)
+        self.optimiser.zero_grad()
+        self.loss(x, t, y).backward()
+        self._add_penalty()
         self.optimiser.step()
 
+    @torch.no_grad()
+    def _add_penalty(self) -> None:
+        """Add the penalty's gradient, 2λ (ΣFₖ θ − ΣFₖθₖ), to the loss's."""
+        for w in self.weights:
+            if w.grad is None:
+                w.grad = torch.zeros_like(w)
+        grads = [w.grad for w in self.weights if w.grad is not None]
+        factor = 2 * self.regularization
+        torch._foreach_addcmul_(grads, self.curvature, self.weights, value=factor)
+        torch._foreach_add_(grads, self.weighted, alpha=-factor)
+
+    @torch.no_grad()
     def consolidate(self) -> None:
         """Add the finished task's term to the penalty, and forget its examples."""
         x, y = self.memory[self.task]
-        F = self._information(x, y)
-        theta = flatten(parameters(self.network)).detach()
-        self.curvature += F
-        share = torch.where(self.curvature > 0, F / self.curvature, 0.0)
-        self.lowest += share * (theta - self.lowest)
+        information = self._information(x, y)
+        for w, F, curvature, weighted in zip(
+            self.weights, information, self.curvature, self.weighted, strict=True
+        ):
+            curvature += F
+            weighted += F * w
         self.memory = FirstExamples(self.memory.memories)
 
-    def _information(self, x: Tensor, y: Tensor) -> Tensor:
-        """The diagonal of the Fisher information at x, y: (p,)."""
-        weights = parameters(self.network)
-        if self.fisher == "batch":
-            return loss_gradient(self.loss(x, self.task, y), weights).square()
-        squares = torch.zeros_like(self.curvature)
-        for i in range(len(y)):
-            squares += loss_gradient(
-                self.loss(x[i : i + 1], self.task, y[i : i + 1]), weights
-            ).square()
-        return squares / len(y)
+    @torch.enable_grad()
+    def _information(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """The diagonal of the Fisher information at x, y, shaped as the parameters."""
+        batches = [(x, y)] if self.fisher == "batch" else zip(x[:, None], y[:, None], strict=True)
+        squares = [torch.zeros_like(w) for w in self.weights]
+        for x_i, y_i in batches:
+            loss = self.loss(x_i, self.task, y_i)
+            grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
+            for total, grad in zip(squares, grads, strict=True):
+                if grad is not None:
+                    total += grad.square()
+        return squares if self.fisher == "batch" else [total / len(y) for total in squares]
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {
             "memory": self.memory.state_dict(),
             "task": self.task,
             "curvature": self.curvature,
-            "lowest": self.lowest,
+            "weighted": self.weighted,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.memory.load_state_dict(state["memory"])
         self.task = state["task"]
-        self.curvature, self.lowest = state["curvature"], state["lowest"]
+        self.curvature, self.weighted = list(state["curvature"]), list(state["weighted"])
