@@ -111,11 +111,15 @@ def _projection(
     turn = itertools.cycle(cases)
     if device == "cpu":
         return time_it(lambda: gem.project(*next(turn)), device, max(repeats, 20), inner).median
-    graph, (g, G) = torch.cuda.CUDAGraph(), cases[0]
-    gem.project(g, G)
-    with torch.cuda.graph(graph):
+    graphs = []
+    for g, G in cases:
         gem.project(g, G)
-    return time_it(graph.replay, device, repeats, inner).median
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gem.project(g, G)
+        graphs.append(graph)
+    replays = itertools.cycle(graphs)
+    return time_it(lambda: next(replays).replay(), device, repeats, len(graphs)).median
 
 
 def main() -> None:

@@ -14,19 +14,48 @@ from torch import Tensor
 __all__ = ["combination", "gram"]
 
 
+#: From this many tasks on, Gg is looked at before GGᵀ is summed: it costs two small kernels, and
+#: saves the large one in every step without a violation.
+LOOK_FIRST = 32
+
+
 def gram(G: Tensor, g: Tensor) -> Tensor:
-    """[GGᵀ, Gg]: (k, k + 1) in double precision."""
+    """[GGᵀ, Gg]: (k, k + 1) in double precision; only Gg is defined if none of it is negative."""
     k, p = G.shape
     if k > 127:
         return _gram_by_blocks(G, g)
     size = max(16, triton.next_power_of_2(k + 1))
-    block, programs = 16, min(triton.cdiv(p, 16), 264)
+    block, most, warps = _gram_shape(size)
+    programs = min(triton.cdiv(p, block), most)
     turns = triton.cdiv(p, block * programs)
     parts = torch.empty((programs, k, k + 1), dtype=torch.float64, device=G.device)
+    look = k >= LOOK_FIRST
+    products = _products(G, g, size) if look else parts
     _gram_kernel[(programs,)](
-        G, g, parts, k, p, G.stride(0),
-        SIZE=size, BLOCK=block, TURNS=turns, num_warps=4 if size <= 64 else 8,
+        G, g, products, parts, k, p, G.stride(0),
+        LOOK=look, SIZE=size, BLOCK=block, TURNS=turns, num_warps=warps,
     )  # fmt: skip
+    problem = parts.sum(0)
+    if look:
+        problem[:, k] = products
+    return problem
+
+
+def _gram_shape(size: int) -> tuple[int, int, int]:
+    """Columns per turn, programs and warps; measured on an H200."""
+    return {16: (16, 264, 4), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}[size]
+
+
+def _products(G: Tensor, g: Tensor, size: int) -> Tensor:
+    """Gg: (k,) in double precision."""
+    k, p = G.shape
+    block = 64
+    programs = min(triton.cdiv(p, block), 264)
+    turns = triton.cdiv(p, block * programs)
+    parts = torch.empty((programs, k), dtype=torch.float64, device=G.device)
+    _products_kernel[(programs,)](
+        G, g, parts, k, p, G.stride(0), SIZE=size, BLOCK=block, TURNS=turns, num_warps=8
+    )
     return parts.sum(0)
 
 
@@ -48,10 +77,10 @@ def combination(
     weights = torch.empty(k, dtype=dtype, device=problem.device)
     tableau = torch.empty((size, size), dtype=torch.float64, device=problem.device)
     state = torch.empty((3, size), dtype=torch.float64, device=problem.device)
-    rows = min(size, max(1, 16384 // size))  # what the registers hold of the tableau at a time
+    rows = size if size <= 32 else 16  # of the tableau at a time; measured on an H200
     _dual_kernel[(1,)](
         problem, tableau, state, weights, counts, margin, k,
-        FLOOR=floor, SIZE=size, ROWS=rows, num_warps=4 if size <= 32 else 16,
+        FLOOR=floor, SIZE=size, ROWS=rows, num_warps=8 if size <= 64 else 16,
     )  # fmt: skip
     return weights
 
@@ -69,11 +98,16 @@ def _gram_by_blocks(G: Tensor, g: Tensor) -> Tensor:
 
 @triton.jit
 def _gram_kernel(
-    G, g, parts, k, p, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr
+    G, g, products, parts, k, p, stride,
+    LOOK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Each program sums its share of the columns; products of float32 numbers are exact here."""
     program = tl.program_id(0)
     i = tl.arange(0, SIZE)
+    if LOOK:
+        b = tl.load(products + i, mask=i < k, other=0.0)
+        if tl.min(b, 0) >= 0:
+            return
     total = tl.zeros((SIZE, SIZE), dtype=tl.float64)
     for turn in range(TURNS):
         columns = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
@@ -83,11 +117,34 @@ def _gram_kernel(
             mask=(i[:, None] < k) & inside[None, :],
             other=0.0,
         ).to(tl.float64)
-        last = tl.load(g + columns, mask=inside, other=0.0).to(tl.float64)
-        both = tl.where(i[:, None] == k, last[None, :], rows)
+        both = rows
+        if not LOOK:
+            last = tl.load(g + columns, mask=inside, other=0.0).to(tl.float64)
+            both = tl.where(i[:, None] == k, last[None, :], rows)
         total += tl.dot(rows, tl.trans(both))
     place = parts + program * k * (k + 1) + i[:, None] * (k + 1) + i[None, :]
     tl.store(place, total, mask=(i[:, None] < k) & (i[None, :] <= k))
+
+
+@triton.jit
+def _products_kernel(
+    G, g, parts, k, p, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr
+):  # fmt: skip
+    """Each program sums its share of the columns."""
+    program = tl.program_id(0)
+    i = tl.arange(0, SIZE)
+    total = tl.zeros((SIZE,), dtype=tl.float64)
+    for turn in range(TURNS):
+        columns = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
+        inside = columns < p
+        rows = tl.load(
+            G + i[:, None] * stride + columns[None, :],
+            mask=(i[:, None] < k) & inside[None, :],
+            other=0.0,
+        ).to(tl.float64)
+        last = tl.load(g + columns, mask=inside, other=0.0).to(tl.float64)
+        total += tl.sum(rows * last[None, :], 1)
+    tl.store(parts + program * k + i, total, mask=i < k)
 
 
 @triton.jit
@@ -187,7 +244,7 @@ def _dual_kernel(
         steps += 1
         running = tl.where(done | (steps > 10 * k + 10), 0, running)
 
-    free_weights = v / length
+    free_weights = tl.where(v > 0, v / length, 0.0)  # without a violation, lengths are undefined
     active = tl.sum((v > 0).to(tl.int32), 0)
     added = tl.where(violated > 0, gamma, 0.0)
     tl.store(weights + i, free_weights + added, mask=real)
