@@ -1,0 +1,43 @@
+"""The paper's own data, where it is at hand: `GRADMEM_DATA` names the folder."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gradmem as gm
+
+pytestmark = pytest.mark.skipif(
+    "GRADMEM_DATA" not in os.environ, reason="set GRADMEM_DATA to a folder that holds MNIST"
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures as POSIX does")
+@pytest.mark.parametrize("benchmark", ["mnist_rotations", "mnist_permutations"])
+def test_twenty_tasks_stay_under_a_gigabyte(benchmark):
+    """The whole process: 20 × 11,000 images, the 70,000 they come from, and torch itself."""
+    script = f"""
+import resource, sys
+import gradmem as gm
+continuum = gm.{benchmark}()
+assert continuum.n_examples == 20_000 and len(continuum) == 2_000
+assert [len(test) for test in continuum.tests.values()] == [10_000] * 20
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(peak * (1 if sys.platform == "darwin" else 1024))
+"""
+    peak = int(subprocess.check_output([sys.executable, "-c", script]))
+    assert peak < 1e9, f"{peak / 1e6:.0f} MB"
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "least"), [(gm.mnist_rotations, 0.80), (gm.mnist_permutations, 0.70)]
+)
+def test_gem_learns_and_keeps_the_first_tasks_of_the_paper(benchmark, least):
+    continuum = benchmark()[:5]
+    gem = gm.run(gm.GEM(gm.mlp(), lr=0.1, memories=256, margin=0.5), continuum)
+    single = gm.run(gm.Single(gm.mlp(), lr=0.1), continuum)
+    assert gem.acc > least
+    assert gem.bwt > -0.05
+    assert gem.acc > single.acc + 0.02
+    assert gem.bwt > single.bwt
