@@ -174,3 +174,27 @@ def test_gem_says_which_way_it_takes_and_takes_the_one_it_is_told():
             torch.testing.assert_close(w, other)
     with pytest.raises(ValueError, match="gradients must be one of auto, chain, batched, func"):
         gm.GEM(gm.mlp([6, CLASSES]), gradients="magic")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gem_is_exact_with_any_network(name):
+    """Chosen by itself on what is observed first, the way it takes is as good as the loop."""
+
+    def trained(gradients):
+        learner = gm.GEM(build(name), lr=0.05, memories=6, gradients=gradients)
+        stack = memories(name, (12,) * 3)
+        for t in (0, 1, 2, 0):
+            for some in (slice(0, 4), slice(4, 8), slice(8, 12)):
+                learner.observe(stack.x[t, some], t, stack.y[t, some])
+        return learner
+
+    found, expected = trained("auto"), trained("loop")
+    assert found.gradients == NETWORKS[name][2]
+    for key, value in expected.network.state_dict().items():
+        torch.testing.assert_close(found.network.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_one_task_alone_is_not_enough_to_choose():
+    gradients = MemoryGradients(build("a batch centred by itself"))
+    gradients([memories("a batch centred by itself", (5,))])
+    assert gradients.method is None

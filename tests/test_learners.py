@@ -78,7 +78,7 @@ def test_a_network_must_be_a_module_that_learns(kind):
 
 def test_a_network_that_gives_no_logits_is_refused():
     learner = gm.Single(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)))
-    with pytest.raises(ValueError, match=r"logits of shape \(n, classes\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"logits of shape \(n, classes\), got \(15,\)"):
         learner.observe(torch.randn(5, 4), 0, torch.zeros(5, dtype=torch.long))
 
 

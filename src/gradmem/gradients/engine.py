@@ -78,43 +78,47 @@ class MemoryGradients:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
         k = sum(len(stack) for stack in stacks)
         G = self._rows(k)
+        compute = self._ready(stacks)
         with computing_in(self.precision, G.device.type):
-            self._fill_all(stacks, G)
+            start = 0
+            for stack in stacks:
+                self._fill(compute, stack, G[start : start + len(stack)])
+                start += len(stack)
         return G
 
     def with_batch(self, stacks: list[Stack], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """G: (k, p) as above, then g: (p,), the gradient of the mean loss on x: (n, …), y: (n,)."""
         batch = Stack(x[None], y[None], (len(y),))
         k = sum(len(stack) for stack in stacks)
-        g = self._rows(1)[0].new_empty((1, self._buffer.shape[1]))  # type: ignore[union-attr]
-        compute = self._ready(batch)
+        g = self._rows(1).new_empty((1, self._rows(1).shape[1]))
+        compute = self._ready([*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
         if isinstance(compute, ChainGradients) and whole:
             G = self._rows(k)
             outs = torch.split(G, [len(stack) for stack in stacks])
-            with computing_in(self.precision, g.device.type):
-                compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
-            return G, g[0]
+            try:
+                with computing_in(self.precision, g.device.type):
+                    compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
+                return G, g[0]
+            except torch.cuda.OutOfMemoryError:
+                self._shrink(k)
         G = self(stacks)
         with computing_in("fp32", g.device.type):
             compute(self.network, batch, g)
         return G, g[0]
 
-    def _ready(self, stack: Stack) -> Method:
-        """The method, chosen on the first occasion."""
+    def _ready(self, stacks: list[Stack]) -> Method:
+        """The method; it is chosen once there are two tasks to try it on, the loop until then."""
         if self._compute is None:
-            self.method = self.method or choose(self.network, stack, self.precision)
+            if self.method is None:
+                few = _few(stacks)
+                if few is None:
+                    return loop_gradients
+                self.method = choose(self.network, few, self.precision)
             self._compute = METHODS[self.method]()
         return self._compute
 
-    def _fill_all(self, stacks: list[Stack], G: Tensor) -> None:
-        start = 0
-        for stack in stacks:
-            self._fill(stack, G[start : start + len(stack)])
-            start += len(stack)
-
-    def _fill(self, stack: Stack, out: Tensor) -> None:
-        compute = self._ready(stack)
+    def _fill(self, compute: Method, stack: Stack, out: Tensor) -> None:
         size = self._chunk(stack)
         start = 0
         while start < len(stack):
@@ -161,9 +165,8 @@ class MemoryGradients:
         return self._buffer[:k]
 
 
-def choose(network: nn.Module, stack: Stack, precision: str = "fp32") -> str:
-    """The fastest method that gives what the loop gives on a few of these memories."""
-    few = _few(stack)
+def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
+    """The fastest method that gives what the loop gives on a few memories of two tasks."""
     with _as_it_was(network), computing_in("fp32", few.x.device.type):
         if not is_vectorisable(network, few.x[0]):
             return "loop"
@@ -216,11 +219,28 @@ def bytes_per_task(network: nn.Module, stack: Stack) -> int:
     return max(1, 2 * sum(size for pointer, size in seen.items() if pointer not in owned))
 
 
-def _few(stack: Stack) -> Stack:
-    """Two tasks and a few examples of each are enough to tell right from wrong."""
-    part = stack[:2]
-    n = min(3, *part.counts)
-    return Stack(part.x[:, :n], part.y[:, :n], (n,) * len(part), part.masks)
+def _few(stacks: list[Stack]) -> Stack | None:
+    """A few examples of two tasks with inputs of one kind: enough to tell right from wrong.
+
+    One task would not be: a network whose examples influence each other goes unnoticed then.
+    """
+    first = stacks[0][:1] if stacks else None
+    for stack in stacks:
+        second = stack[-1:]
+        same = first is not None and first.x.shape[2:] == second.x.shape[2:]
+        if first is None or not same or second.x.data_ptr() == first.x.data_ptr():
+            continue
+        n = min(3, *first.counts, *second.counts)
+        x, y = (
+            torch.cat([a[:, :n], b[:, :n]]) for a, b in ((first.x, second.x), (first.y, second.y))
+        )
+        masks = (
+            None
+            if first.masks is None or second.masks is None
+            else (torch.cat([first.masks, second.masks]))
+        )
+        return Stack(x, y, (n, n), masks)
+    return None
 
 
 def _result(method: Method, network: nn.Module, stack: Stack) -> Tensor:

@@ -214,12 +214,12 @@ class Learner(ABC):
             raise ValueError(f"x must be finite, got {x[tuple(bad)].item()} at {bad.tolist()}")
         kind = (t, x.shape[1:], x.dtype, x.device)
         if kind not in self._outputs:
-            self._outputs[kind] = self._probe(x[:1], t)
+            self._outputs[kind] = self._probe(x, t)
         return self._outputs[kind]
 
     @torch.no_grad()
     def _probe(self, x: Tensor, t: Hashable | None) -> int:
-        """The number of outputs, by asking for one prediction."""
+        """The number of outputs, by asking for a prediction."""
         try:
             logits = self._evaluate(x, t)
         except Exception as error:
@@ -227,7 +227,7 @@ class Learner(ABC):
                 f"the network does not take x of shape (n, {', '.join(map(str, x.shape[1:]))}), "
                 f"{x.dtype}, {x.device}: {error}"
             ) from error
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1:
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
             raise ValueError(
                 "the network must give logits of shape (n, classes), got "
                 f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__} "
