@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import gradmem as gm
 from gradmem.gradients import METHODS, MemoryGradients
-from gradmem.gradients.batched import has_rules
+from gradmem.gradients.batched import layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
 
 from .networks import CLASSES, NETWORKS, agree, build, memories
@@ -144,8 +144,10 @@ def test_a_rule_does_not_apply_where_a_subclass_computes_something_else():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    assert not has_rules(nn.Sequential(Doubled(6, CLASSES)))
-    assert has_rules(gm.mlp([6, CLASSES]))  # a subclass that only starts differently
+    assert isinstance(layer_without_rule(nn.Sequential(Doubled(6, CLASSES))), Doubled)
+    assert (
+        layer_without_rule(gm.mlp([6, CLASSES])) is None
+    )  # a subclass that only starts differently
 
 
 def test_gem_says_which_way_it_takes_and_takes_the_one_it_is_told():
@@ -198,3 +200,14 @@ def test_one_task_alone_is_not_enough_to_choose():
     gradients = MemoryGradients(build("a batch centred by itself"))
     gradients([memories("a batch centred by itself", (5,))])
     assert gradients.method is None
+
+
+def test_a_way_that_does_not_fit_is_refused():
+    for name in ("resnet", "batch norm 1d", "transformer"):
+        with pytest.raises(ValueError, match='"chain" is for an nn'):
+            gm.GEM(build(name), gradients="chain")
+    with pytest.raises(ValueError, match='"batched" has no rule for Scale'):
+        gm.GEM(build("a module without a rule"), gradients="batched")
+    learner = gm.GEM(nn.Sequential(nn.Linear(6, CLASSES)), gradients="chain")
+    with pytest.raises(ValueError, match=r"needs inputs \(n, features\)|logits of shape"):
+        learner.observe(torch.randn(4, 3, 6), 0, torch.zeros(4).long())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradmem as gm
-from gradmem.checks import CHECKS, check_learner
+from gradmem.checks import CHECKS, _same, check_learner
 from gradmem.learners import LEARNERS
 from gradmem.recipes import RECIPES, settings_for
 
@@ -78,7 +78,7 @@ def test_a_network_must_be_a_module_that_learns(kind):
 
 def test_a_network_that_gives_no_logits_is_refused():
     learner = gm.Single(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)))
-    with pytest.raises(ValueError, match=r"logits of shape \(n, classes\), got \(15,\)"):
+    with pytest.raises(ValueError, match=r"logits of shape \(n, classes\), got \(6,\)"):
         learner.observe(torch.randn(5, 4), 0, torch.zeros(5, dtype=torch.long))
 
 
@@ -105,3 +105,36 @@ def test_every_learner_has_a_recipe_for_every_benchmark():
     for benchmark in RECIPES:
         for name in LEARNERS:
             assert settings_for(benchmark, name)["lr"] > 0
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_one_example_is_refused_before_anything_changes_where_batch_statistics_need_two(kind):
+    learner = kind(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    for t in "ab":
+        learner.observe(x, t, y)
+    before = learner.state_dict()
+    with pytest.raises(ValueError, match="more than one example"):
+        learner.observe(x[:1], "c", y[:1])
+    _same(before, learner.state_dict(), "the learner was changed")
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_a_state_that_does_not_fit_changes_nothing(kind):
+    def trained(width):
+        learner = kind(gm.mlp([4, width, 3]))
+        for t in "ab":
+            learner.observe(torch.randn(5, 4), t, torch.tensor([0, 1, 2, 0, 1]))
+        return learner
+
+    learner = trained(6)
+    before = learner.state_dict()
+    broken = dict(list(before.items())[:-1])
+    for state, error in (
+        (trained(7).state_dict(), ValueError),
+        (broken, ValueError),
+        ([], TypeError),
+    ):
+        with pytest.raises(error, match="state"):
+            learner.load_state_dict(state)
+        _same(before, learner.state_dict(), "the learner was changed")

@@ -166,6 +166,22 @@ def test_even_scales_at_the_edge_of_double_precision(scale):
     np.testing.assert_allclose(projected(g, G * scale), expected)
 
 
+@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1e-14, 1e-12, 1e12, 1e30])
+def test_any_scale_in_float32(scale):
+    rng = np.random.default_rng(0)
+    g, G = rng.standard_normal(200), rng.standard_normal((30, 200))
+    expected = projected(g, G)
+    assert (G @ g < 0).any()
+    for small, rows, size in ((g * scale, G, scale), (g, G * scale, 1.0)):
+        found = gm.project(torch.tensor(small).float(), torch.tensor(rows).float()).double().numpy()
+        np.testing.assert_allclose(found / size, expected, atol=1e-5 * np.linalg.norm(g))
+
+
+def test_gradients_that_are_part_of_a_graph_are_taken_as_they_are():
+    g = torch.tensor([1.0, -1.0], requires_grad=True)
+    assert gm.project(g, torch.tensor([[0.0, 1.0]])).tolist() == [1.0, 0.0]
+
+
 def test_float32_stays_float32_and_satisfies_the_constraints():
     torch.manual_seed(0)
     G = torch.randn(19, 1000)

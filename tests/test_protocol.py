@@ -121,3 +121,20 @@ def test_gem_forgets_less_than_single():
 def test_a_wrong_every_is_named(continuum, every):
     with pytest.raises((ValueError, TypeError), match="every must be"):
         gm.run(Remembers(), continuum, every=every)
+
+
+def test_what_is_wrong_with_the_data_is_found_before_the_run():
+    x, y = torch.randn(20, 4), torch.arange(20) % 3
+    learner = gm.GEM(gm.mlp([4, 8, 3]))
+    nan = x.clone()
+    nan[7, 2] = float("nan")
+    for train, test, message in (
+        ((nan, y), (x, y), r"x must be finite, got nan at \[7, 2\]"),
+        ((x, y), (x, y + 9), "y must hold classes from 0 to 2, got 11"),
+        ((x, y + 3), (x, y), "y must hold classes from 0 to 2, got 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gm.run(learner, gm.Continuum([gm.Task("a", train, test)]))
+    assert learner.steps == 0
+    with pytest.raises(TypeError, match="run takes a learner and a Continuum, got GEM"):
+        gm.run(gm.Continuum([gm.Task("a", (x, y), (x, y))]), learner)

@@ -15,6 +15,7 @@ from gradmem.validation import descriptor, non_negative_int, positive, positive_
 __all__ = ["Continuum", "Examples", "Task"]
 
 Batch = tuple[Tensor, Hashable, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 BATCHES_PER_FETCH = 64
 
@@ -97,13 +98,13 @@ class Task:
     def __init__(
         self,
         t: Hashable,
-        train: Examples | tuple[Tensor, Tensor],
-        test: Examples | tuple[Tensor, Tensor] | None = None,
+        train: Examples | Pair,
+        test: Examples | Pair | None = None,
         label: str = "",
     ) -> None:
         self.t = descriptor(t)
-        self.train = train if isinstance(train, Examples) else Examples(*train)
-        self.test = test if isinstance(test, Examples | None) else Examples(*test)
+        self.train = _examples("train", train)
+        self.test = None if test is None else _examples("test", test)
         self.label = label or f"task {t}"
 
     def __repr__(self) -> str:
@@ -154,7 +155,7 @@ class Continuum:
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        tests: Mapping[Hashable, Examples] | None = None,
+        tests: Mapping[Hashable, Examples | Pair] | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         if not self.tasks:
@@ -166,7 +167,8 @@ class Continuum:
         self.epochs = positive_int("epochs", epochs)
         self.shuffle = shuffle
         self.seed = non_negative_int("seed", seed)
-        self.tests = _tests(self.tasks) if tests is None else dict(tests)
+        given = _tests(self.tasks) if tests is None else tests
+        self.tests = {descriptor(t): _examples("tests", test) for t, test in given.items()}
         # A slice keeps each task's place in the whole, and with it its order of examples.
         self._places: tuple[int, ...] = tuple(range(len(self.tasks)))
 
@@ -282,6 +284,14 @@ class Continuum:
         if not self.shuffle:
             return torch.arange(n)
         return torch.from_numpy(np.random.default_rng([self.seed, place, epoch]).permutation(n))
+
+
+def _examples(name: str, given: Examples | Pair) -> Examples:
+    if isinstance(given, Examples):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"{name} must be Examples or a pair (x, y), got {type(given).__name__}")
+    return Examples(*given)
 
 
 def _tests(tasks: Sequence[Task]) -> dict[Hashable, Examples]:

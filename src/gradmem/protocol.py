@@ -132,8 +132,10 @@ def run(
     """
     if every is not None:
         positive_int("every", every)
+    if not isinstance(continuum, Continuum):
+        raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
     continuum = continuum.to(getattr(learner, "device", torch.device("cpu")))
-    if isinstance(learner, Learner) and learner.device.type == "cuda":
+    if isinstance(learner, Learner):
         _look_at(learner, continuum)
     clock = _Clock()
     with clock.evaluation:
@@ -203,12 +205,14 @@ def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
 
 
 def _look_at(learner: Learner, continuum: Continuum) -> None:
-    """Check the data as a whole, since looking at every batch means waiting for a GPU each time."""
-    for task in continuum.tasks:
-        whole = task.train.x.is_floating_point()  # pixels stored as bytes are finite
-        x, _ = task.train[:] if whole else task.train[:1]
-        y = task.train.y
-        learner.check(x.expand(len(y), *x.shape[1:]), task.t, y)
+    """Check the data as a whole, before the run, and without waiting for a GPU at every batch."""
+    sets = [(task.t, task.train) for task in continuum.tasks] + [*continuum.tests.items()]
+    for t, examples in sets:
+        whole = examples.x.is_floating_point()  # pixels stored as bytes are finite
+        x, y = examples[:] if whole else examples[:2]
+        learner.check(x, t, y)
+        if not whole:
+            learner.check_labels(t, examples.y)
 
 
 def _observe(learner: Learner, x: Tensor, t: Hashable, y: Tensor) -> None:

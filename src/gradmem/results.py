@@ -57,15 +57,16 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--out must be a folder, {self.path} is a file")
         config = self.path / "config.json"
-        if (self.path / "result.json").exists() and not overwrite:
+        held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
+        if held and not overwrite:
             try:
                 known = json.loads(config.read_text())
             except (OSError, ValueError):
                 known = None
             if known != _plain(self.experiment.config()):
                 raise ValueError(
-                    f"{self.path} holds the result of another experiment: choose another folder "
-                    "or overwrite it"
+                    f"{self.path} holds the result of another experiment ({held[0]}): choose "
+                    "another folder, or replace it with --overwrite"
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(config, self.experiment.config())

@@ -233,7 +233,7 @@ def compare(
     experiments = [
         Experiment(
             benchmark=benchmark,
-            learner=name.strip(),
+            learner=name,
             seed=number,
             data=data,
             n_tasks=tasks,
@@ -246,7 +246,7 @@ def compare(
             device=device,
         )
         for number in range(seed, seed + seeds)
-        for name in learners.split(",")
+        for name in dict.fromkeys(name.strip() for name in learners.split(","))
     ]
     root = out or Path("runs", benchmark)
     finished = []
@@ -303,6 +303,7 @@ def _run(experiment: Experiment, folder: Path, display: Display, overwrite: bool
     if experiment.shuffled:
         name = f"{name}, {IID}"
     display.start(name)
+    experiment.continuum()  # what is wrong with the data is found before a folder is made
     target = RunFolder(folder, experiment)
     target.open(overwrite)
 

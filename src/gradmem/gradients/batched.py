@@ -19,12 +19,12 @@ from gradmem.gradients.flat import parameters, rows_by_parameter
 from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for
 from gradmem.stack import Stack
 
-__all__ = ["batched_gradients", "has_rules", "mixes_examples"]
+__all__ = ["batched_gradients", "layer_without_rule", "mixes_examples"]
 
 
-def has_rules(network: nn.Module) -> bool:
-    """Whether every parameter that learns belongs to a layer with a rule."""
-    return all(rule_for(layer) is not None for layer in _layers(network))
+def layer_without_rule(network: nn.Module) -> nn.Module | None:
+    """A module with parameters that learn and no rule, if there is one."""
+    return next((layer for layer in _layers(network) if rule_for(layer) is None), None)
 
 
 def mixes_examples(network: nn.Module) -> bool:

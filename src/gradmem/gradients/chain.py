@@ -20,9 +20,9 @@ from gradmem.stack import Stack
 __all__ = ["ChainGradients", "is_chain"]
 
 
-def is_chain(network: nn.Module, x: Tensor) -> bool:
-    """Whether a network is linear layers with ReLU between them, on inputs x: (n, features)."""
-    if type(network) is not nn.Sequential or x.ndim != 2:
+def is_chain(network: nn.Module) -> bool:
+    """Whether a network is linear layers with ReLU between them; inputs must be (n, features)."""
+    if type(network) is not nn.Sequential:
         return False
     kinds = [_kind(layer) for layer in network]
     plain = not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
@@ -44,6 +44,8 @@ class ChainGradients:
     @torch.no_grad()
     def together(self, network: nn.Module, parts: Sequence[tuple[Stack, Tensor]]) -> None:
         """The same for several stacks in one pass: they part only where tasks do."""
+        if any(stack.x.ndim != 3 for stack, _ in parts):
+            raise ValueError('gradients="chain" needs inputs (n, features); "batched" takes others')
         weights = parameters(network)
         rows = [rows_by_parameter(out, weights) for _, out in parts]
         blocks = _blocks(network)

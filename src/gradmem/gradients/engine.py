@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradients.batched import batched_gradients, has_rules
+from gradmem.gradients.batched import batched_gradients, layer_without_rule
 from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import functional_gradients, is_vectorisable
@@ -62,7 +62,16 @@ class MemoryGradients:
     ) -> None:
         self.network = network
         self.precision = one_of("precision", precision, PRECISIONS)
-        self.asked = one_of("gradients", method, ["auto", *METHODS])
+        one_of("gradients", method, ["auto", *METHODS])
+        if method == "chain" and not is_chain(network):
+            raise ValueError(
+                'gradients="chain" is for an nn.Sequential of Linear and ReLU whose parameters all '
+                f'learn, got {type(network).__name__}; "auto" finds what fits'
+            )
+        if method == "batched" and (layer := layer_without_rule(network)) is not None:
+            raise ValueError(
+                f'gradients="batched" has no rule for {type(layer).__name__}; "auto" finds a way'
+            )
         self.method: str | None = None if method == "auto" else method
         self.tasks_per_chunk = (
             None if tasks_per_chunk is None else positive_int("tasks_per_chunk", tasks_per_chunk)
@@ -172,8 +181,8 @@ def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
             return "loop"
         expected = _result(loop_gradients, network, few)
         usable = {
-            "chain": is_chain(network, few.x[0]) and precision != "bf16",  # autocast is autograd's
-            "batched": has_rules(network),
+            "chain": is_chain(network) and few.x.ndim == 3 and precision != "bf16",
+            "batched": layer_without_rule(network) is None,
             "func": True,
         }
         for name in (name for name, fits in usable.items() if fits):

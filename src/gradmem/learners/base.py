@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradmem.gradients import parameters
@@ -51,9 +52,11 @@ class Learner(ABC):
         self.optimiser = self.new_optimiser(network)
         self.steps = 0
         self.examples = 0
-        seed = non_negative_int("seed", seed)
+        if non_negative_int("seed", seed) >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {seed}")
         self._randomness = torch.Generator().manual_seed(seed).get_state()
-        self._outputs: dict[tuple[Any, ...], int] = {}
+        self._accepted: set[tuple[Any, ...]] = set()  # kinds of inputs
+        self._outputs_of: dict[Hashable | None, int] = {}
         self._watched = torch.zeros((), device=self.device)
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
@@ -87,7 +90,25 @@ class Learner(ABC):
     def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
         descriptor(t)
-        self._check_labels(x, y, n_outputs=self._check_inputs(x, t))
+        self._check_inputs(x, t)
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor, got {type(y).__name__}")
+        if y.shape != x.shape[:1]:
+            raise ValueError(f"y must have shape ({len(x)},) as x has, got {tuple(y.shape)}")
+        if y.device != x.device:
+            raise ValueError(f"y must be on x's device {x.device}, got {y.device}")
+        self.check_labels(t, y)
+        if len(x) == 1:
+            self._check_single(x, t)
+
+    def check_labels(self, t: Hashable, y: Tensor) -> None:
+        """Raise ValueError or TypeError if y: (n,) are no classes; x was checked before."""
+        if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
+            raise TypeError(f"y must hold class ids as whole numbers, got {y.dtype}")
+        low, high, n_outputs = int(y.min()), int(y.max()), self._outputs_of[t]
+        if low < 0 or high >= n_outputs:
+            wrong = low if low < 0 else high
+            raise ValueError(f"y must hold classes from 0 to {n_outputs - 1}, got {wrong}")
 
     @torch.no_grad()
     def predict(self, x: Tensor, t: Hashable | None = None, check: bool = True) -> Tensor:
@@ -155,12 +176,18 @@ class Learner(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where the learner that made `state` was; settings must be the same."""
+        if not isinstance(state, dict):
+            raise TypeError(f"state must be what state_dict() gave, got {type(state).__name__}")
         if state.get("learner") != type(self).__name__:
             raise ValueError(
                 f"state must be one of {type(self).__name__}, got one of {state.get('learner')!r}"
             )
-        state = copy.deepcopy(state)
-        self.set_state(state)
+        before, state = self.state_dict(), copy.deepcopy(state)
+        try:
+            self.set_state(state)
+        except Exception as error:
+            self.set_state(before)
+            raise ValueError(f"the state does not fit this learner: {error}") from error
         self.steps, self.examples = state["steps"], state["examples"]
         self._randomness = state["randomness"]
 
@@ -202,8 +229,8 @@ class Learner(ABC):
                 part.training = True
         return logits  # type: ignore[no-any-return]
 
-    def _check_inputs(self, x: Tensor, t: Hashable | None) -> int:
-        """Refuse what the network cannot take; otherwise, its number of outputs."""
+    def _check_inputs(self, x: Tensor, t: Hashable | None) -> None:
+        """Refuse what the network cannot take."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a tensor, got {type(x).__name__}")
         if x.ndim < 1 or len(x) == 0:
@@ -213,9 +240,11 @@ class Learner(ABC):
             bad = (~x.isfinite()).nonzero()[0]
             raise ValueError(f"x must be finite, got {x[tuple(bad)].item()} at {bad.tolist()}")
         kind = (t, x.shape[1:], x.dtype, x.device)
-        if kind not in self._outputs:
-            self._outputs[kind] = self._probe(x, t)
-        return self._outputs[kind]
+        if kind not in self._accepted:
+            self._outputs_of[t] = self._probe(
+                x[:2], t
+            )  # two: batch statistics of one may not exist
+            self._accepted.add(kind)
 
     @torch.no_grad()
     def _probe(self, x: Tensor, t: Hashable | None) -> int:
@@ -235,17 +264,19 @@ class Learner(ABC):
             )
         return logits.shape[1]
 
-    @staticmethod
-    def _check_labels(x: Tensor, y: Tensor, n_outputs: int) -> None:
-        if not isinstance(y, Tensor):
-            raise TypeError(f"y must be a tensor, got {type(y).__name__}")
-        if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
-            raise TypeError(f"y must hold class ids as whole numbers, got {y.dtype}")
-        if y.shape != x.shape[:1]:
-            raise ValueError(f"y must have shape ({len(x)},) as x has, got {tuple(y.shape)}")
-        if y.device != x.device:
-            raise ValueError(f"y must be on x's device {x.device}, got {y.device}")
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= n_outputs:
-            wrong = low if low < 0 else high
-            raise ValueError(f"y must hold classes from 0 to {n_outputs - 1}, got {wrong}")
+    @torch.no_grad()
+    def _check_single(self, x: Tensor, t: Hashable) -> None:
+        """Batch statistics of one example may not exist: try it, before anything is changed."""
+        module = self.module(t)
+        if not any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+            return
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        try:
+            module(x)
+        except ValueError as error:
+            raise ValueError(
+                f"x must have more than one example for this network: {error}"
+            ) from error
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)

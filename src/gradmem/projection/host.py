@@ -19,9 +19,10 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 def project_on_host(g: Tensor, G: Tensor, margin: float, margin_rule: str) -> tuple[Tensor, Counts]:
     """g̃: (p,) for g: (p,) and G: (k, p), and what there was to do."""
     # g̃ does not depend on how long the rows are, and follows g's length; rounding depends on both.
-    rows, _ = _scaled(G)
-    start, length = _scaled(g)
-    constraints = _Constraints(rows)
+    start, length = _scaled(g.double())
+    constraints = _Constraints(G)
+    if not constraints.in_range():
+        constraints = _Constraints(_scaled(G.double())[0])
     violated = int((constraints.signs(start) < 0).sum())
     if not violated:
         return g, (0, 0, 0, 0)
@@ -67,6 +68,10 @@ class _Constraints:
     def __init__(self, G: Tensor) -> None:
         self.G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
         self.lengths: Array = self.G.norm(dim=1).double().cpu().numpy()
+
+    def in_range(self) -> bool:
+        """Whether squares of the rows' elements surely keep clear of the type's limits."""
+        return bool(((self.lengths > 1e-15) & (self.lengths < 1e15)).all())
 
     def products(self, z: Tensor) -> Array:
         """⟨z, g_k⟩ for all rows: (k,), in the rows' precision."""
@@ -152,14 +157,8 @@ def _solve(A: Array, b: Array) -> Array:
         return np.linalg.lstsq(A, b, rcond=None)[0]  # type: ignore[return-value]
 
 
-def _scaled(values: Tensor) -> tuple[Tensor, Tensor | float]:
-    """Double-precision values with largest element 1 in each row, and what they were divided by.
-
-    Squares of float64 numbers may leave the type's range; those of narrower types, as doubles,
-    cannot.
-    """
-    if values.dtype != torch.float64:
-        return (values, 1.0) if values.ndim > 1 else (values.double(), 1.0)
+def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values with largest element 1 in each row, and what they were divided by."""
     scale = values.abs().amax(-1, keepdim=True)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return values / scale, scale

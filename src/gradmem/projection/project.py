@@ -16,9 +16,11 @@ COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_st
 
 
 def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
-    """The vector closest to g whose inner product with no row of G is negative.
+    """The vector closest to g whose inner product with no row of G is negative, for margin 0.
 
-    If g already is that vector, g itself is returned, whatever the margin.
+    If g already is that vector, g itself is returned, whatever the margin. Otherwise a margin moves
+    the result on, along the rows of G: towards lowering the old losses more, but no longer closest,
+    and under "shift" not always within the constraints.
 
     Parameters
     ----------
@@ -45,7 +47,9 @@ def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift
     tensor([1., 1.])
     """
     _check(g, G)
-    return Projection(margin, margin_rule)(g, G)
+    projection = Projection(margin, margin_rule)
+    with torch.no_grad():
+        return projection(g, G)
 
 
 class Projection:
@@ -104,4 +108,7 @@ def _check(g: Tensor, G: Tensor) -> None:
         raise ValueError(f"g must be (p,) and G (k, p), got {tuple(g.shape)} and {tuple(G.shape)}")
     for name, values in (("g", g), ("G", G)):
         if not values.isfinite().all():
-            raise ValueError(f"{name} must be finite, got {values}")
+            bad = (~values.isfinite()).nonzero()[0]
+            raise ValueError(
+                f"{name} must be finite, got {values[tuple(bad)].item()} at {bad.tolist()}"
+            )

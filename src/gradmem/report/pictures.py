@@ -9,18 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.learners import LEARNERS
 from gradmem.report.summary import Row
 
 __all__ = ["draw_pictures"]
 
-# Apart in lightness as well as in hue, with a marker each: readable in black and white.
+# Apart in lightness as well as in hue, with a marker each: readable in black and white. A learner
+# has the same in every picture.
 STYLES = (
     ("#b3a125", "v"),
     ("#7f7f7f", "^"),
     ("#4c9be8", "s"),
     ("#d1495b", "D"),
     ("#1b1b3a", "o"),
+    ("#6aa84f", "P"),
 )
+
+
+def _style(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    """A colour and a marker by learner; a dash for its second row, and so on."""
+    learner = row.runs[0].config["learner"]
+    names = list(LEARNERS)
+    place = names.index(learner) if learner in names else len(names)
+    colour, marker = STYLES[place % len(STYLES)]
+    alike = [other for other in rows if other.runs[0].config["learner"] == learner]
+    line = ("-", "--", ":", "-.")[alike.index(row) % 4]
+    return {"color": colour, "marker": marker, "linestyle": line}
 
 
 def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
@@ -56,17 +70,13 @@ def _matrix(row: Row, folder: Path) -> Path:
 def _first_task(benchmark: str, rows: Sequence[Row], folder: Path) -> Path:
     """Test accuracy on the first task as more of the continuum is observed."""
     figure, axes = _figure(width=7, height=4.2)
-    for i, row in enumerate(rows):
+    for row in rows:
         examples, accuracy = row.first_task
-        colour, marker = STYLES[i % len(STYLES)]
-        line = "-" if i < len(STYLES) else "--"
         every = max(1, len(examples) // 20)
         axes.plot(
             examples,
             accuracy,
-            line,
-            color=colour,
-            marker=marker,
+            **_style(row, rows),
             markevery=every,
             markersize=4,
             label=row.name,
