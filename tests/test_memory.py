@@ -105,3 +105,20 @@ def test_stacks_are_views_of_neighbouring_tasks():
     assert right.x.untyped_storage().data_ptr() == stack.x.untyped_storage().data_ptr()
     memory.add(torch.zeros(2, 7), "other", torch.zeros(2).long())  # inputs of another shape
     assert [stack.x.shape[2:] for stack in memory.stacks(["e", "other"])] == [(1,), (7,)]
+
+
+def test_all_tasks_but_one_are_found_once_and_again_when_they_change():
+    memory = EpisodicMemory(4)
+    for t in "abc":
+        add(memory, t, ord(t), 2)
+    one = memory.others("b")
+    assert [stack.y[:, 0].tolist() for stack in one] == [[97], [99]]
+    assert memory.others("b") is one
+    add(memory, "b", 50, 1)
+    assert memory.others("b") is one  # the others are as they were
+    add(memory, "a", 60, 1)
+    assert memory.others("a")[0].counts == (3, 2)
+    assert memory.others("b")[0].counts == (3,)
+    add(memory, "d", 70, 1)
+    assert len(memory.others("b")) == 2
+    assert memory.others("b")[1].counts == (2, 1)

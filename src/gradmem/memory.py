@@ -44,6 +44,7 @@ class EpisodicMemory:
         self._places: dict[Hashable, tuple[_Shelf, int]] = {}
         self.version = 0
         """Changes whenever a task arrives, and with it where things lie."""
+        self._others: tuple[Hashable, int, list[Stack]] | None = None
 
     def share(self, n_tasks: int) -> int:
         """Examples that each of `n_tasks` tasks may keep."""
@@ -104,6 +105,12 @@ class EpisodicMemory:
             else:
                 runs.append((shelf, row, row + 1))
         return [shelf.stack(start, stop) for shelf, start, stop in runs]
+
+    def others(self, t: Hashable) -> list[Stack]:
+        """What is kept for all tasks but t; the same stacks as long as only t is observed."""
+        if self._others is None or self._others[:2] != (t, self.version):
+            self._others = t, self.version, self.stacks([k for k in self if k != t])
+        return self._others[2]
 
     def sample(self, tasks: Sequence[Hashable], n: int | None) -> list[tuple[Tensor, Tensor]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).

@@ -12,7 +12,6 @@ from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
-from gradmem.stack import Stack
 
 __all__ = ["GEM"]
 
@@ -77,30 +76,22 @@ class GEM(Learner):
         self.memory_gradients = MemoryGradients(
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
-        self._known: tuple[Hashable, int] | None = None
-        self._stacks: list[Stack] = []
         self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
-        past = self._past(t)
+        past = self.memory.others(t)
 
         def step(x: Tensor, y: Tensor) -> Any:
             G, g = self.memory_gradients.with_batch(past, x, y)
             self.require_finite(g.sum())
-            g_tilde = self.project(g, G)
+            g_tilde = self.project(g, G)  # equation 12
             set_gradient(self.network, g_tilde)
             self.optimiser.step()
             return past, G, g_tilde
 
+        # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         self.take(tuple(stack.key for stack in past), step, x, y)
-
-    def _past(self, t: Hashable) -> list[Stack]:
-        """The memories of all tasks but t; they stay as they are while t is observed."""
-        if self._known != (t, self.memory.version):
-            self._known = t, self.memory.version
-            self._stacks = self.memory.stacks([k for k in self.memory if k != t])
-        return self._stacks
 
     @property
     def gradients(self) -> str:
