@@ -76,7 +76,7 @@ class ChainGradients:
                 linear(layer, x.unflatten(0, k_m), grad[span].unflatten(0, k_m), own, 0)
             if number:
                 below = self._buffer(("grad", number), grad, n, layer.in_features)
-                grad = torch.mm(grad, _right_factor(layer.weight, grad), out=below)
+                grad = torch.mm(grad, layer.weight, out=below)
 
     def _buffer(self, key: object, like: Tensor, n: int, width: int) -> Tensor:
         if like.is_cuda:  # its allocator keeps what is freed, and a graph has a pool of its own
@@ -92,15 +92,6 @@ def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> None:
         torch.mm(x, layer.weight.T, out=out)
     else:
         torch.addmm(layer.bias, x, layer.weight.T, out=out)
-
-
-def _right_factor(weight: Tensor, grad: Tensor) -> Tensor:
-    """The weight as it is best multiplied from the right.
-
-    For a few rows, cuBLAS takes a kernel that is ten times slower than the one it takes when the
-    weight is transposed in memory (10 × 100 by 100 × 100 on an H200: 52 µs).
-    """
-    return weight.T.contiguous().T if grad.is_cuda and len(grad) <= 64 else weight
 
 
 def _blocks(network: nn.Module) -> list[tuple[nn.Linear, bool]]:
