@@ -142,16 +142,11 @@ class MemoryGradients:
             start += len(part)
 
     def _chunk(self, stack: Stack) -> int:
-        size = len(stack)
-        if self.tasks_per_chunk is not None:
-            size = min(size, self.tasks_per_chunk)
-        if self.memory_limit is not None:
-            if self._most is None:
-                self._most = max(1, self.memory_limit // bytes_per_task(self.network, stack))
-            size = min(size, self._most)
-        elif self._most is not None:
-            size = min(size, self._most)
-        return size
+        """How many of the stack's tasks go into one pass."""
+        if self._most is None and self.memory_limit is not None:
+            self._most = max(1, self.memory_limit // bytes_per_task(self.network, stack))
+        limits = (self.tasks_per_chunk, self._most)
+        return min([len(stack), *(limit for limit in limits if limit is not None)])
 
     def _shrink(self, size: int) -> int:
         smaller = max(1, size // 2)
