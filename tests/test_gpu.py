@@ -48,28 +48,36 @@ def test_the_kernel_finds_what_the_host_finds(kind, rule, dtype):
         assert projection.counts()["violated_constraints"] == counts[1]
 
 
-@pytest.mark.parametrize("k", [1, 2, 19, 100, 127, 128, 300, 1000])
-def test_the_dual_is_optimal_for_any_number_of_tasks(k):
-    from gradmem.projection.device import combination, gram
-
+def hard_problem(k, p=3000):
     torch.manual_seed(k)
-    G = torch.randn(k, 3000, device="cuda") + 2 * torch.randn(3000, device="cuda")
+    G = torch.randn(k, p, device="cuda") + 2 * torch.randn(p, device="cuda")
     if k > 5:
         G[1], G[2], G[3] = G[0], -G[0], 0
         G[4] *= 1e6
-    g = -G[: max(1, k // 3)].mean(0) + torch.randn(3000, device="cuda")
-    problem = gram(G, g)
-    counts = torch.zeros(4, dtype=torch.int64, device="cuda")
-    zero = torch.zeros((), dtype=torch.float64, device="cuda")
-    v = combination(problem, zero, False, counts)
-    A, b = problem[:, :-1], problem[:, -1]
-    length = A.diagonal().sqrt().clamp_min(1e-300)
-    size = g.double().norm()
-    slope, weight = (A @ v + b) / length / size, v * length / size
-    assert counts[0] == 1
-    assert v.min() >= 0
-    assert slope[length > 1e-200].min() >= -1e-6
-    assert (slope * weight).abs().max() <= 1e-6
+    return -G[: max(1, k // 3)].mean(0) + torch.randn(p, device="cuda"), G
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 2, 19, 31, 32, 64, 100, 127, 128, 300, 1000])
+def test_the_projection_is_optimal_for_any_number_of_tasks(k, dtype):
+    """It lies in the cone, and g − g̃ is normal to it there."""
+    g, G = (values.to(dtype) for values in hard_problem(k))
+    projection = gm.projection.Projection()
+    found, g, G = projection(g, G).double(), g.double(), G.double()
+    lengths, size = G.norm(dim=1).clamp_min(1e-300), g.norm()
+    assert projection.counts()["violations"] == 1
+    assert (G @ found / lengths / size).min() >= -1e-6
+    assert (found @ (found - g)).abs() <= 1e-6 * size**2
+    expected, _ = project_on_host(g.cpu(), G.cpu(), 0.0, "shift")
+    assert (found.cpu() - expected).norm() <= 1e-5 * size.cpu()
+
+
+def test_dependent_gradients_are_projected_again_in_double_precision():
+    """More tasks than dimensions: single precision cannot tell which constraints depend."""
+    torch.manual_seed(0)
+    G, g = torch.randn(100, 30, device="cuda"), torch.randn(30, device="cuda")
+    g_tilde = gm.project(g, G).double()
+    assert (G.double() @ g_tilde / G.double().norm(dim=1) / g.norm()).min() >= -1e-6
 
 
 @pytest.mark.parametrize("name", NETWORKS)

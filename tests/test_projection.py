@@ -205,6 +205,23 @@ def test_the_dual_satisfies_its_optimality_conditions_when_singular(k):
     assert abs(v @ slope) <= 1e-10 * size * max(1, v.sum())
 
 
+@pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("k", [2, 12, 70])
+def test_rows_that_are_almost_dependent(k, apart):
+    """g̃ is the projection onto a cone if it lies in it, and g − g̃ is normal to it there."""
+    for seed in range(6):
+        rng = np.random.default_rng([k, seed])
+        G = rng.standard_normal((k, 30 * (1 + seed % 3)))
+        G[k // 2 :] = G[: k - k // 2] * rng.choice([-2.0, 1.0, 3.0], (k - k // 2, 1))
+        G[k // 2 :] += apart * rng.standard_normal((k - k // 2, G.shape[1]))
+        g = rng.standard_normal(G.shape[1]) - unit(G[: 1 + k // 3]).sum(0)
+        g_tilde, size = projected(g, G), np.linalg.norm(g)
+        assert constraints_hold(g_tilde, g, G, 1e-8)
+        assert abs(g_tilde @ (g_tilde - g)) <= 1e-8 * size**2
+        _, outside = scipy.optimize.nnls(unit(G).T, (g_tilde - g) / size, maxiter=100 * k)
+        assert outside <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("g", "G", "settings", "error", "message"),
     [

@@ -14,6 +14,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Whether any constraint was violated (0 or 1), how many, how many bind, steps of the solver.
 Counts = tuple[int, int, int, int]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def project_on_host(g: Tensor, G: Tensor, margin: float, margin_rule: str) -> tuple[Tensor, Counts]:
@@ -44,15 +45,26 @@ def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int, int
     inside = np.zeros(len(constraints.G), dtype=bool)
     tolerance = max(1e-12, 8 * torch.finfo(constraints.G.dtype).eps) * float(start.norm())
     nearest, active, steps = start, 0, 0
+    factored = False
     while True:
-        outside = ~inside & (constraints.products(nearest) < -tolerance * constraints.lengths)
-        if not outside.any():
+        products, slack = constraints.products(nearest), tolerance * constraints.lengths
+        outside = ~inside & (products < -slack)
+        failed = not factored and bool((products < -8 * slack)[inside].any())
+        if not outside.any() and not failed:
             return nearest, active, steps
         inside |= outside
         known = inside.nonzero()[0]
-        v, taken = dual(*constraints.dual_problem(known, start))
+        factored |= failed
+        if not factored:
+            try:
+                v, taken = dual(*constraints.dual_problem(known, start))
+                nearest = start + constraints.combine(known, v)
+            except IllConditionedError:
+                factored = True
+        if factored:
+            nearest, v, taken = constraints.nearest_by_factors(known, start)
         steps += taken
-        nearest, active = start + constraints.combine(known, v), int((v > 0).sum())
+        active = int((v > 0).sum())
 
 
 class _Constraints:
@@ -99,10 +111,35 @@ class _Constraints:
         both: Array = gram.cpu().numpy()
         return both[:, :n], both[:, n]
 
+    def nearest_by_factors(self, rows: Indices, start: Tensor) -> tuple[Tensor, Array, int]:
+        """The vector closest to `start` that violates none of some rows, their v, steps taken.
+
+        With Gᵀ = QR the dual is min |Qᵀg + Rv| over v ≥ 0. Squares are never formed, so rows may be
+        as close to dependent as their precision allows; it costs far more than GGᵀ.
+        """
+        from scipy.optimize import nnls
+
+        index = torch.as_tensor(rows, device=self.G.device)
+        lengths = torch.as_tensor(self.lengths[rows], device=self.G.device)
+        unit = self.G.index_select(0, index).double() / lengths[:, None]
+        Q, R = torch.linalg.qr(unit.T)
+        along = Q.T @ start
+        v, _ = nnls(R.cpu().numpy(), -along.cpu().numpy(), maxiter=30 * len(rows))
+        # What binds has no part in the result; to say so is more exact than to add it up, since
+        # the v of nearly dependent rows are large and cancel.
+        binding = torch.from_numpy(v > 0).to(self.G.device)
+        Q, _ = torch.linalg.qr(unit[binding].T)
+        nearest = start - Q @ (Q.T @ start)
+        return nearest - Q @ (Q.T @ nearest), v, int(binding.sum())
+
     def combine(self, rows: Indices, v: Array) -> Tensor:
         """Σ v_k g_k over some rows: (p,), in the rows' precision."""
         active = rows[v > 0]
         return torch.from_numpy(v[v > 0]).to(self.G) @ self.G[active]
+
+
+class IllConditionedError(ArithmeticError):
+    """Rows are so close to dependent that their inner products do not tell what to do."""
 
 
 def dual(A: Array, b: Array) -> tuple[Array, int]:
@@ -111,8 +148,10 @@ def dual(A: Array, b: Array) -> tuple[Array, int]:
     A = GGᵀ: (k, k) and b = Gg: (k,).
 
     The active-set method of Lawson and Hanson in its form for Gram matrices: constraints enter the
-    working set one at a time, the most violated first, so that the rows in it stay independent
-    even where A is singular. The bound on the number of steps only guards against rounding.
+    working set one at a time, the most violated first. A row that depends on those in the set up
+    to rounding waits, so that the rows in it stay independent even where A is singular; the
+    solution settles such a row, too, or does not, which the caller can see. The bound on the number
+    of steps only guards against rounding.
     """
     k = len(b)
     length = np.sqrt(np.diag(A))
@@ -121,7 +160,7 @@ def dual(A: Array, b: Array) -> tuple[Array, int]:
     tolerance = 1e-13 * max(1.0, float(np.abs(b).max()))
     v = np.zeros(k)
     working = np.zeros(k, dtype=bool)
-    barred = np.zeros(k, dtype=bool)  # would leave as it enters: dependent up to rounding
+    barred = np.zeros(k, dtype=bool)  # depends on the working set, or would leave as it enters
     steps = 0
     while steps < 10 * k:
         descent = -(A @ v + b)
@@ -129,11 +168,14 @@ def dual(A: Array, b: Array) -> tuple[Array, int]:
         entering = int(descent.argmax())
         if descent[entering] <= tolerance:
             break
+        if _depends(A, working, entering):
+            barred[entering] = True
+            continue
         working[entering] = True
         while True:
             steps += 1
             s = np.zeros(k)
-            s[working] = _solve(A[np.ix_(working, working)], -b[working])
+            s[working] = np.linalg.solve(A[np.ix_(working, working)], -b[working])
             if (s[working] > 0).all():
                 v, barred = s, np.zeros(k, dtype=bool)
                 break
@@ -150,11 +192,20 @@ def dual(A: Array, b: Array) -> tuple[Array, int]:
     return v / length, steps
 
 
-def _solve(A: Array, b: Array) -> Array:
-    try:
-        return np.linalg.solve(A, b)  # type: ignore[return-value]
-    except np.linalg.LinAlgError:
-        return np.linalg.lstsq(A, b, rcond=None)[0]  # type: ignore[return-value]
+def _depends(A: Array, working: Bools, entering: int) -> bool:
+    """Whether a row depends on the working set up to rounding; A has a unit diagonal.
+
+    What decides is the square of the row's distance to the span of the others.
+    """
+    across = A[working, entering]
+    if not len(across):
+        return False
+    combination = np.linalg.solve(A[np.ix_(working, working)], across)
+    square = 1.0 - float(across @ combination)
+    rounding = 1e-15 * (1.0 + float(np.abs(combination).sum())) ** 2
+    if rounding < square < 1e7 * rounding:
+        raise IllConditionedError
+    return square <= rounding
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,14 +76,13 @@ class Projection:
         return g_tilde
 
     def _on_device(self, g: Tensor, G: Tensor) -> Tensor:
-        from gradmem.projection.device import combination, gram
+        from gradmem.projection.device import project_on_device
 
-        floor = self.margin_rule == "floor"
         if self._device is None:  # before a graph may refer to them
             self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
             self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
-        w = combination(gram(G, g), self._gamma, floor, self._device, dtype=G.dtype)
-        return torch.addmv(g, G.T, w)
+        floor = self.margin_rule == "floor"
+        return project_on_device(g, G, self._gamma, floor, self._device)
 
     def counts(self) -> dict[str, int]:
         """Steps with a violation, violated and binding constraints, steps of the solver; so far."""
