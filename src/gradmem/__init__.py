@@ -7,7 +7,7 @@
 (3, 3)
 """
 
-from gradmem.benchmarks import mnist_permutations, mnist_rotations
+from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.continuum import Continuum, Examples, Task
 from gradmem.data import DataError, Images
 from gradmem.learners import AGEM, EWC, GEM, Independent, Learner, Multimodal, Single
@@ -34,6 +34,7 @@ __all__ = [
     "Single",
     "Task",
     "TransferMetrics",
+    "cifar100_incremental",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",

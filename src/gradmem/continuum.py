@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradmem.validation import descriptor, non_negative_int, positive, positive_int
+from gradmem.validation import class_ids, descriptor, non_negative_int, positive, positive_int
 
 __all__ = ["Continuum", "Examples", "Task"]
 
@@ -93,6 +94,9 @@ class Task:
         `Examples`, or plain pairs (x, y).
     label
         A name for people, in tables and pictures.
+    classes
+        The outputs that are this task's, if it has its own: class ids, all labels among them.
+        None: all outputs.
     """
 
     def __init__(
@@ -101,11 +105,17 @@ class Task:
         train: Examples | Pair,
         test: Examples | Pair | None = None,
         label: str = "",
+        classes: Sequence[int] | None = None,
     ) -> None:
         self.t = descriptor(t)
         self.train = _examples("train", train)
         self.test = None if test is None else _examples("test", test)
         self.label = label or f"task {t}"
+        self.classes = None if classes is None else class_ids(f"classes of task {t!r}", classes)
+        if self.classes is not None:
+            _check_labels(t, self.classes, "train", self.train)
+            if self.test is not None:
+                _check_labels(t, self.classes, "test", self.test)
 
     def __repr__(self) -> str:
         return f"Task({self.t!r}, {len(self.train)} examples)"
@@ -133,6 +143,15 @@ class Continuum:
     tests
         Descriptor → test set, R's columns. If left out, those of the tasks, in the order the tasks
         are first met.
+    outputs
+        Descriptor → classes, for test sets of which no task is in `tasks`. A task's own classes
+        need not be repeated.
+
+    Attributes
+    ----------
+    outputs
+        Descriptor → the classes it may be told apart by, sorted: those of the tasks that have their
+        own, and those given. Empty if there are none; a descriptor that is not in it has all.
 
     Examples
     --------
@@ -156,6 +175,7 @@ class Continuum:
         shuffle: bool = True,
         seed: int = 0,
         tests: Mapping[Hashable, Examples | Pair] | None = None,
+        outputs: Mapping[Hashable, Sequence[int]] | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         if not self.tasks:
@@ -169,6 +189,10 @@ class Continuum:
         self.seed = non_negative_int("seed", seed)
         given = _tests(self.tasks) if tests is None else tests
         self.tests = {descriptor(t): _examples("tests", test) for t, test in given.items()}
+        self.outputs = _outputs(self.tasks, outputs or {})
+        for t, test in self.tests.items():
+            if t in self.outputs:
+                _check_labels(t, self.outputs[t], "test", test)
         # A slice keeps each task's place in the whole, and with it its order of examples.
         self._places: tuple[int, ...] = tuple(range(len(self.tasks)))
 
@@ -235,7 +259,8 @@ class Continuum:
         """The same examples in iid order: every mini-batch mixes the tasks (the paper's oracle).
 
         To the learner this is one task with the descriptor "iid"; the test sets stay those of the
-        tasks, so R has one row and a column per task. Each epoch goes through all examples.
+        tasks, so R has one row and a column per task. Each epoch goes through all examples. If
+        every task has its own classes, "iid" has them all, and the tests keep their own.
         """
         if len({task.train.divisor for task in self.tasks}) > 1:
             raise ValueError("tasks must agree in their divisor to be shuffled together")
@@ -244,38 +269,45 @@ class Continuum:
             torch.cat([task.train.y for task in self.tasks]),
             self.tasks[0].train.divisor,
         )
+        own = [task.classes for task in self.tasks if task.classes is not None]
+        classes = sorted({*chain(*own)}) if len(own) == self.n_tasks else None
         return Continuum(
-            [Task(IID, mixed, label="all tasks, shuffled")],
+            [Task(IID, mixed, label="all tasks, shuffled", classes=classes)],
             self.batch_size,
             self.epochs,
             seed=self.seed,
             tests=self.tests,
+            outputs=self.outputs,
         )
 
     def to(self, device: torch.device | str) -> Continuum:
         """The same continuum with its data on a device; itself if it is there already."""
         tests = {t: test.to(device) for t, test in self.tests.items()}
         tasks = [
-            Task(task.t, task.train.to(device), tests.get(task.t), task.label)
+            Task(task.t, task.train.to(device), tests.get(task.t), task.label, task.classes)
             for task in self.tasks
         ]
         same = all(new.train is old.train for new, old in zip(tasks, self.tasks, strict=True))
         if same and all(tests[t] is self.tests[t] for t in tests):
             return self
-        moved = Continuum(tasks, self.batch_size, self.epochs, self.shuffle, self.seed, tests=tests)
+        moved = Continuum(
+            tasks, self.batch_size, self.epochs, self.shuffle, self.seed, tests, self.outputs
+        )
         moved._places = self._places
         return moved
 
     def _part(self, places: Sequence[int]) -> Continuum:
         tasks = [self.tasks[i] for i in places]
-        tests = {task.t: self.tests[task.t] for task in tasks if task.t in self.tests}
+        # A shuffled continuum keeps the tests of what it mixed.
+        tests = {task.t: self.tests[task.t] for task in tasks if task.t in self.tests} or self.tests
         part = Continuum(
             tasks,
             self.batch_size,
             self.epochs,
             self.shuffle,
             self.seed,
-            tests or self.tests,  # a shuffled continuum keeps the tests of what it mixed
+            tests,
+            {t: self.outputs[t] for t in tests if t in self.outputs},
         )
         part._places = tuple(self._places[i] for i in places)
         return part
@@ -302,3 +334,31 @@ def _tests(tasks: Sequence[Task]) -> dict[Hashable, Examples]:
     if not tests:
         raise ValueError("at least one task needs a test set, got none")
     return tests
+
+
+def _outputs(
+    tasks: Sequence[Task], given: Mapping[Hashable, Sequence[int]]
+) -> dict[Hashable, tuple[int, ...]]:
+    outputs: dict[Hashable, tuple[int, ...]] = {}
+    met: dict[Hashable, tuple[int, ...] | None] = {}
+    for task in tasks:
+        if met.setdefault(task.t, task.classes) != task.classes:
+            raise ValueError(
+                f"task {task.t!r} comes back with other classes: {task.classes}, not {met[task.t]}"
+            )
+        if task.classes is not None:
+            outputs[task.t] = task.classes
+    for t, classes in given.items():
+        ids = class_ids(f"classes of task {t!r}", classes)
+        if met.get(t, ids) != ids:
+            raise ValueError(f"outputs of task {t!r} must be its own classes, {met[t]}, got {ids}")
+        outputs[descriptor(t)] = ids
+    return outputs
+
+
+def _check_labels(t: Hashable, classes: tuple[int, ...], part: str, examples: Examples) -> None:
+    if wrong := sorted({*examples.y.unique().tolist()} - {*classes}):
+        raise ValueError(
+            f"the {part} labels of task {t!r} must be among its classes {list(classes)}, "
+            f"got {wrong[:10]}"
+        )

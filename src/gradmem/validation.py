@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 __all__ = [
+    "class_ids",
     "descriptor",
     "non_negative",
     "non_negative_int",
@@ -51,6 +53,19 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
     return str(value)
+
+
+def class_ids(name: str, values: Any) -> tuple[int, ...]:
+    """`values` as different ints of at least 0, one or more, sorted."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of class ids, got {values!r}")
+    ids = sorted(non_negative_int(name, value) for value in values)
+    if not ids:
+        raise ValueError(f"{name} must be at least one, got none")
+    if len(set(ids)) < len(ids):
+        twice = next(one for one, other in pairwise(ids) if one == other)
+        raise ValueError(f"{name} must be different, got {twice} twice")
+    return tuple(ids)
 
 
 def descriptor(t: Any) -> Hashable:

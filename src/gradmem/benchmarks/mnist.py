@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from os import PathLike
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.continuum import Continuum, Examples, Task
-from gradmem.data import Images, load_mnist
+from gradmem.data import load_mnist
 from gradmem.validation import non_negative_int, positive_int
 
 __all__ = ["mnist_permutations", "mnist_rotations"]
-
-Order = Sequence[int] | str | None
-Data = Images | str | PathLike[str] | None
-
-# What a random number is for: part of its seed, so that the order of tasks changes no task.
-_TASK, _EXAMPLES, _ORDER = range(3)
 
 
 def mnist_rotations(
@@ -104,7 +97,7 @@ def _mnist(
     """A continuum in which task k's pixels come from `move(k, rng)`: (784,) positions, a label."""
     n_tasks = positive_int("n_tasks", n_tasks)
     seed = non_negative_int("seed", seed)
-    visits = _visits(order, n_tasks, seed)
+    stretches = visits(order, n_tasks, seed)
     images = load_mnist(data)
     if images.train_x.shape[1:] != (28, 28):
         raise ValueError(f"MNIST's images are 28 × 28, got {tuple(images.train_x.shape[1:])}")
@@ -119,31 +112,16 @@ def _mnist(
     moves: dict[int, tuple[Tensor, str]] = {}
     tests: dict[int, Examples] = {}
     tasks = []
-    for visit, k in enumerate(visits):
+    for visit, k in enumerate(stretches):
         if k not in moves:
-            moves[k] = move(k, np.random.default_rng([seed, _TASK, k]))
+            moves[k] = move(k, np.random.default_rng([seed, TASK, k]))
             tests[k] = Examples(test_x[:, moves[k][0]], images.test_y, divisor=255)
         pixels, label = moves[k]
-        again = visits[:visit].count(k)
-        drawn = np.random.default_rng([seed, _EXAMPLES, k, again]).permutation(len(train_x))[:n]
+        again = stretches[:visit].count(k)
+        drawn = np.random.default_rng([seed, EXAMPLES, k, again]).permutation(len(train_x))[:n]
         train = Examples(train_x[drawn][:, pixels], images.train_y[drawn], divisor=255)
         tasks.append(Task(k, train, tests[k], label))
     return Continuum(tasks, batch_size, epochs, seed=seed)
-
-
-def _visits(order: Order, n_tasks: int, seed: int) -> list[int]:
-    """The tasks in the order they are learned."""
-    if order is None:
-        return list(range(n_tasks))
-    if isinstance(order, str):
-        if order != "random":
-            raise ValueError(f'order must be None, "random" or a list of tasks, got {order!r}')
-        return [int(k) for k in np.random.default_rng([seed, _ORDER]).permutation(n_tasks)]
-    visits: list[Any] = list(order)
-    wrong = [k for k in visits if not isinstance(k, int | np.integer) or not 0 <= k < n_tasks]
-    if wrong or not visits:
-        raise ValueError(f"order must hold tasks from 0 to {n_tasks - 1}, got {wrong or order!r}")
-    return [int(k) for k in visits]
 
 
 def _with_black(images: Tensor) -> Tensor:

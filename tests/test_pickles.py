@@ -1,0 +1,379 @@
+"""Pickles are read, and never run."""
+
+from __future__ import annotations
+
+import builtins
+import copyreg
+import io
+import os
+import pickle
+import re
+import struct
+import subprocess
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from gradmem.data import DataError
+from gradmem.data.pickles import CHUNK, MOST_BYTES, MOST_STEPS, read_pickle
+from tests.cifar import python2_pickle
+from tests.memory import growth, measured
+
+ARRAY = np.arange(12, dtype=np.uint8).reshape(3, 4)
+BATCH = {
+    b"data": ARRAY,
+    b"fine_labels": [3, 300, -1],
+    b"batch_label": b"x" * 300,
+    b"filenames": [b"a.png", b"b.png"],
+}
+
+
+def read(content: bytes):
+    return read_pickle(io.BytesIO(content), "file")
+
+
+def refused(content: bytes) -> str:
+    with pytest.raises(DataError, match="file cannot be read: ") as caught:
+        read(content)
+    return str(caught.value)
+
+
+def assert_is_batch(found) -> None:
+    assert list(found) == ["data", "fine_labels", "batch_label", "filenames"]
+    assert found["data"].dtype == np.uint8
+    assert np.array_equal(found["data"], ARRAY)
+    assert found["fine_labels"] == [3, 300, -1]
+    assert found["batch_label"] == b"x" * 300
+    assert found["filenames"] == [b"a.png", b"b.png"]
+
+
+# What is read
+
+
+def test_pickles_of_python_2_are_read():
+    assert_is_batch(read(python2_pickle(BATCH)))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_of_python_3_are_read(protocol):
+    assert_is_batch(read(pickle.dumps(BATCH, protocol)))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_are_what_python_s_own_reader_makes_of_them(protocol):
+    shared = ["twice"]
+    values = {"a": [None, True, False, 7, 70_000, -2, "text é", (), (1,), (1, 2), (1, 2, 3)]}
+    values |= {"b": {"c": (1, 2, 3, 4)}, "d": [shared, shared], "e": [[i] for i in range(2000)]}
+    content = pickle.dumps(values, protocol)
+    found = read(content)
+    assert found == pickle.loads(content) == values
+    assert found["d"][0] is found["d"][1]
+
+
+@pytest.mark.parametrize("write", [python2_pickle, lambda value: pickle.dumps(value, 5)])
+def test_a_large_array_is_read_in_pieces_and_is_writable(write):
+    large = np.arange(3 * CHUNK + 5, dtype=np.uint32).astype(np.uint8)
+    found = read(write({b"data": large}))["data"]
+    assert np.array_equal(found, large)
+    found += 1
+
+
+# What is refused
+
+
+class Call:
+    """Pickled as a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class Secret:
+    """A class of which a pickle could make an instance."""
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A command that leaves a trace; fails the test if it has run."""
+    trace = tmp_path / "trace"
+    yield f'echo run > "{trace}"'
+    assert not trace.exists()
+
+
+@pytest.fixture
+def no_imports(monkeypatch):
+    """Nothing is imported: not even a module that would do its work when imported."""
+    plain = builtins.__import__
+
+    def watched(name, *rest, **kwargs):
+        assert name == "pickletools", f"{name} was imported"
+        return plain(name, *rest, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", watched)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda call: call,
+        lambda call: {b"data": call},
+        lambda call: {b"data": ARRAY, b"fine_labels": [[1, (2, {"x": [call]})]]},
+        lambda call: {"data": Call(np.dtype, call)},
+    ],
+    ids=["itself", "in a dictionary", "deep inside", "as an argument"],
+)
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (os.system, "asks for (posix|nt).system"),
+        (eval, "asks for (__builtin__|builtins).eval"),
+        (exec, "asks for (__builtin__|builtins).exec"),
+        (subprocess.getoutput, "asks for (commands|subprocess).getoutput"),
+    ],
+)
+def test_a_call_is_refused_by_name_and_not_made(trap, protocol, wrap, function, says):
+    code = trap if function not in (eval, exec) else f"__import__('os').system({trap!r})"
+    content = pickle.dumps(wrap(Call(function, code)), protocol)
+    message = refused(content)
+    assert re.search(says, message)
+    assert "nothing was run" in message
+
+
+def test_the_trap_works(tmp_path):
+    """Python's own reader does run such files, so the tests above could fail."""
+    trace = tmp_path / "trace"
+    pickle.loads(pickle.dumps([Call(os.system, f'echo run > "{trace}"')]))
+    assert trace.exists()
+
+
+@pytest.mark.usefixtures("no_imports")
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"cantigravity\nfly\n.", "asks for antigravity.fly"),
+        (b"\x80\x04\x8c\x0bantigravity\x8c\x03fly\x93.", "asks for antigravity.fly"),
+        (b"cnumpy\nload\n.", "asks for numpy.load"),
+        (b"cnumpy.core.multiarray\nscalar\n.", "asks for numpy.core.multiarray.scalar"),
+        (b"cnumpy\nndarray.tofile\n.", "asks for numpy.ndarray.tofile"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "asks for numpy.ndarray.tofile"),
+        (b"(ios\nsystem\n.", "the instruction INST"),
+        (b"(cnumpy\nndarray\no.", "the instruction OBJ"),
+        (b"cnumpy\nndarray\n)\x81.", "the instruction NEWOBJ"),
+        (b"cnumpy\nndarray\n)}\x92.", "the instruction NEWOBJ_EX"),
+        (b"Pid\n.", "the instruction PERSID"),
+        (b"K\x01Q.", "the instruction BINPERSID"),
+        (b"\x82\x01.", "the instruction EXT1"),
+        (b"\x83\x01\0.", "the instruction EXT2"),
+        (b"\x84\x01\0\0\0.", "the instruction EXT4"),
+        (b"\x97.", "the instruction NEXT_BUFFER"),
+        (b"\x80\x06}.", "protocol 6"),
+    ],
+)
+def test_instructions_that_make_more_than_data_are_refused(content, says):
+    assert says in refused(content)
+
+
+def test_extension_codes_are_not_looked_up():
+    copyreg.add_extension(Secret.__module__, "Secret", 117)
+    try:
+        assert "the instruction EXT1" in refused(pickle.dumps(Secret, 2))
+    finally:
+        copyreg.remove_extension(Secret.__module__, "Secret", 117)
+
+
+def test_instances_are_refused():
+    assert "Secret" in refused(pickle.dumps({"a": Secret()}, 4))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([{"a": 1}, None], dtype=object),
+        np.array([Call(os.system, "true")], dtype=object),
+        np.zeros(3),
+        np.zeros(3, np.int8),
+        np.zeros(3, np.uint16),
+        np.zeros(3, "S1"),
+        np.zeros(3, [("a", np.uint8)]),
+        np.rec.array(np.zeros(3, np.uint8)),
+        np.ma.masked_array(np.zeros(3, np.uint8)),
+        np.uint8(3),
+    ],
+    ids=[
+        "object",
+        "call",
+        "float",
+        "int8",
+        "uint16",
+        "string",
+        "fields",
+        "record",
+        "masked",
+        "scalar",
+    ],
+)
+def test_only_plain_arrays_of_bytes_are_built(protocol, array):
+    refused(pickle.dumps({"data": array}, protocol))
+
+
+def array_pickle(
+    reconstruct=b"cnumpy\nndarray\nK\0\x85U\x01b\x87R",
+    version=b"K\x01",
+    shape=b"K\x03\x85",
+    dtype=b"cnumpy\ndtype\nU\x02u1K\0K\x01\x87R",
+    state=b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb",
+    fortran=b"\x89",
+    content=b"U\x03abc",
+) -> bytes:
+    """A dictionary with one array, whose pieces can be spoilt."""
+    made = b"cnumpy.core.multiarray\n_reconstruct\n" + reconstruct
+    filled = b"(" + version + shape + dtype + state + fortran + content + b"tb"
+    return b"\x80\x02}U\x04data" + made + filled + b"s."
+
+
+def test_the_array_that_is_spoilt_below_is_good():
+    assert read(array_pickle())["data"].tolist() == [97, 98, 99]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "says"),
+    [
+        ({"shape": b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"}, "shape (2147483647, 2147483647)"),
+        ({"shape": b"K\x02\x85"}, "shape (2,) with 3 bytes"),
+        ({"shape": b"J\xff\xff\xff\xffJ\xfd\xff\xff\xff\x86"}, "no whole number"),
+        ({"shape": b"\x88K\x03\x86"}, "no whole number"),
+        ({"shape": b"]"}, "1 to 4 dimensions"),
+        ({"shape": b")"}, "1 to 4 dimensions"),
+        ({"shape": b"K\x03"}, "1 to 4 dimensions"),
+        ({"content": b"]"}, "fills an array with list"),
+        ({"content": b"X\x03\0\0\0abc"}, "fills an array with str"),
+        ({"fortran": b"\x88"}, "unknown state"),
+        ({"version": b"K\x02"}, "unknown state"),
+        ({"dtype": b"cnumpy\ndtype\nU\x02O8K\0K\x01\x87R"}, "type b'O8'"),
+        ({"dtype": b"cnumpy\ndtype\n]\x85R"}, "unknown call of numpy.dtype"),
+        ({"dtype": b"cnumpy\ndtype\ncnumpy\nndarray\n\x85R"}, "unknown call of numpy.dtype"),
+        ({"dtype": b"N", "state": b""}, "unknown state"),
+        ({"state": b"]b"}, "unknown state to numpy.dtype"),
+        ({"state": b"(K\x03U\x01|U\x01aNNJ\xff\xff\xff\xffK\0tb"}, "unknown state"),
+        ({"reconstruct": b"cnumpy\ndtype\nK\0\x85U\x01b\x87R"}, "unknown call of _reconstruct"),
+        ({"reconstruct": b"cnumpy\nndarray\nK\x09\x85U\x01b\x87R"}, "unknown call of _reconstruct"),
+        ({"reconstruct": b"cnumpy\nndarray\nK\0\x85U\x01O\x87R"}, "unknown call of _reconstruct"),
+    ],
+)  # fmt: skip
+def test_arrays_that_are_not_as_numpy_writes_them_are_refused(spoilt, says):
+    assert says in refused(array_pickle(**spoilt))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"}cnumpy\nndarray\n)Rs.", "unknown call of numpy.ndarray"),
+        (b"}K\x01)R.", "unknown call of int"),
+        (b"c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R.", "unknown call of _codecs.encode"),
+        (b"cnumpy\nndarray\n}b.", "unknown state to numpy.ndarray"),
+        (b"}}b.", "unknown state to dict"),
+        (b"U\x01acnumpy.core.multiarray\n_reconstruct\n\x85b.", "unknown state to bytes"),
+        (b"}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87Rs.",
+         "an array without content"),
+        (b"].", "it has list where dict is expected"),
+        (b"}]K\x01s.", "a key that is no string but list"),
+        (b"}(U\x01au.", "a key without a value"),
+        (b"}K\x01a.", "it has dict where list is expected"),
+        (b"]U\x01aK\x01s.", "it has list where dict is expected"),
+        (b"K\x01K\x02\x93.", "it has int where str is expected"),
+    ],
+)  # fmt: skip
+def test_calls_and_states_that_no_file_needs_are_refused(content, says):
+    assert says in refused(b"\x80\x02" + content)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("write", [python2_pickle, lambda value: pickle.dumps(value, 5)])
+def test_a_pickle_cut_short_anywhere_is_refused(write):
+    content = write(BATCH)
+    for length in range(len(content)):
+        refused(content[:length])
+
+
+def test_a_large_array_cut_short_is_refused():
+    content = python2_pickle({b"data": np.zeros(3 * CHUNK, np.uint8)})
+    assert "truncated" in refused(content[: 2 * CHUNK])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "truncated"),
+        (b"<html>Log in</html>", "0x3c for an instruction"),
+        (b"\x80\x02}.more", "goes on after its end"),
+        (b".", "lacks what it works on"),
+        (b"u.", "lacks what it works on"),
+        (b"q\x01.", "lacks what it works on"),
+        (b"}\x87.", "lacks what it works on"),
+        (b"h\x07.", "refers to its value 7"),
+        (b"X\x02\0\0\0\xff\xff.", "can't decode"),
+    ],
+)
+def test_what_is_no_pickle_is_refused(content, says):
+    assert says in refused(content)
+
+
+def test_garbage_is_refused_whatever_it_is():
+    rng = np.random.default_rng(0)
+    good = python2_pickle(BATCH)
+    for _ in range(2000):
+        spoilt = bytearray(good)
+        for place in rng.integers(0, len(good), 3):
+            spoilt[place] = rng.integers(256)
+        with suppress(DataError):  # and no other error; some damage is only to values
+            read(bytes(spoilt))
+
+
+BOMBS = {
+    "string": b"T" + struct.pack("<i", 2**31 - 1),
+    "negative": b"T" + struct.pack("<i", -1),
+    "bytes": b"B" + struct.pack("<I", 2**32 - 1),
+    "bytes8": b"\x8e" + struct.pack("<Q", 2**63),
+    "bytearray": b"\x96" + struct.pack("<Q", 2**63),
+    "text": b"\x8d" + struct.pack("<Q", MOST_BYTES),
+    "memo": b"}r" + struct.pack("<I", 2**32 - 1),
+    "array": array_pickle(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"),
+    "lists": b"]" * (MOST_STEPS + 1),
+    "marks": b"(" * (MOST_STEPS + 1),
+}
+
+
+@measured
+def test_a_small_file_cannot_fill_the_memory(tmp_path):
+    for name, content in BOMBS.items():
+        (tmp_path / name).write_bytes(content)
+    code = f"""
+for path in Path({str(tmp_path)!r}).iterdir():
+    try:
+        with open(path, "rb") as stream:
+            read_pickle(stream, path.name)
+    except DataError:
+        continue
+    raise AssertionError(f"{{path.name}} was read")
+"""
+    imports = "from gradmem.data import DataError\nfrom gradmem.data.pickles import read_pickle"
+    grown = growth(imports, code)
+    assert grown < 2e8, f"{grown / 1e6:.0f} MB"
+
+
+def test_lists_that_hold_each_other_are_refused_at_once():
+    """Each holds the last one twice: printing or comparing the last would take for ever."""
+    content = b"\x80\x02]q\0" + b"".join(
+        b"](h" + bytes([i]) + b"h" + bytes([i]) + b"eq" + bytes([i + 1]) for i in range(100)
+    )
+    assert "list where dict" in refused(content + b".")
+    assert "unknown state" in refused(content + b"h\x01b.")
+    assert "unknown call" in refused(content + b"cnumpy\ndtype\nh\x64\x85R.")
