@@ -16,7 +16,7 @@ from gradmem.continuum import IID
 from gradmem.data import DataError, load_mnist
 from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
-from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table, write_page
 from gradmem.results import RunFolder, find_runs
 
 __all__ = ["main"]
@@ -224,7 +224,7 @@ def compare(
     device: DeviceOption = "cpu",
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Run several learners at the paper's settings: one table, a picture of each matrix R.
+    """Run several learners at the paper's settings: one page, one table, pictures.
 
     gradmem compare --benchmark mnist-rotations --data sample --learners single,ewc,gem
     """
@@ -269,10 +269,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders with runs in or below them.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for table and pictures. (default: the first of RUNS)"),
+        typer.Option(help="Folder for what is written. (default: the first of RUNS)"),
     ] = None,
 ) -> None:
-    """Make the table and the pictures again from finished runs."""
+    """Make a page, report.html, with a table and pictures, from finished runs."""
     _report(runs, out or runs[0])
 
 
@@ -327,7 +327,7 @@ def _report(runs: list[Path], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     table = out / "table.md"
     table.write_text(markdown_table(rows))
-    written = [table, *draw_pictures(rows, out)]
+    written = [write_page(rows, out / "report.html"), table, *draw_pictures(rows, out)]
     console.print(terminal_table(rows))
     console.print("Written:", highlight=False)
     for path in written:
