@@ -129,12 +129,18 @@ def test_rows_with_different_memories_make_a_line(tmp_path):
     assert "acc-memory-mnist-rotations.pdf" in [path.name for path in written]
 
 
+def test_rows_are_in_the_order_of_their_numbers(tmp_path):
+    for memories in (1024, 64, 256):
+        write_run(tmp_path / f"{memories}", settings={"memories": memories})
+    assert [row.memory for row in rows_of(tmp_path)] == [320, 1280, 5120]
+
+
 def test_of_too_many_rows_every_learner_keeps_its_best(tmp_path):
     for memories in (16, 64, 256, 1024):
         write_run(tmp_path / f"gem-{memories}", settings={"memories": memories})
     write_run(tmp_path / "single", "single")
     kept = leading(rows_of(tmp_path), 3)
-    assert [row.name for row in kept] == ["single", "gem (memories=1024)", "gem (memories=256)"]
+    assert [row.name for row in kept] == ["single", "gem (memories=256)", "gem (memories=1024)"]
 
 
 def test_pictures_with_very_long_and_odd_names_have_different_files(tmp_path):
@@ -152,6 +158,7 @@ def test_pictures_with_very_long_and_odd_names_have_different_files(tmp_path):
 PROBE = """
 <script>
 window.addEventListener("load", () => setTimeout(() => {
+  ACTIONS
   const plots = (section) => [...document.querySelectorAll(`#${section} .plot`)];
   const traces = (section) => plots(section).map((plot) => plot.data.length);
   const probe = document.createElement("pre");
@@ -162,6 +169,7 @@ window.addEventListener("load", () => setTimeout(() => {
     fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
     z: document.getElementById("matrix").data?.[0].z,
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
+    address: location.hash,
     status: document.getElementById("count").textContent,
     nothing: !document.getElementById("nothing").hidden,
     width: document.documentElement.scrollWidth,
@@ -207,11 +215,14 @@ class Page(HTMLParser):
         return [tuple(text.strip() for text in row) for row in self.cells[1:] if len(row) == 6]
 
 
-def browse(path, address="", width=1400):
-    """Open the page in a browser without a network; nothing may be said on the console."""
-    text = path.read_text()
+def browse(path, address="", width=1400, actions=""):
+    """Open the page in a browser without a network; nothing may be said on the console.
+
+    `actions` is a script that does what a reader would do, before the page is looked at.
+    """
+    before, after = path.read_text().rsplit("</body>", 1)
     probed = path.with_name("probed.html")
-    probed.write_text(PROBE.join(text.rsplit("</body>", 1)))
+    probed.write_text(before + PROBE.replace("ACTIONS", actions) + after)
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--user-data-dir={path.parent / 'browser'}", f"--window-size={width},2000"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]
@@ -283,6 +294,27 @@ def test_filters_change_everything_that_is_shown(several):
     gem = next(row for row in kept if row.name == "gem")
     assert np.allclose(seen.probe["z"], gem.R, atol=1e-4)
     assert (seen.probe["bars"], seen.probe["curves"], seen.probe["time"]) == ([2], [2], [2])
+
+
+@in_a_browser
+def test_a_click_changes_what_is_shown_and_the_address(several):
+    path, rows = several
+    boxes = ('[name="learner"][value="gem"]', '[name="seed"][value="1"]')
+    clicks = [f"document.querySelector('input{box}').click();" for box in boxes]
+    seen = browse(path, actions="".join(clicks))
+    assert {row[0] for row in seen.rows} == {"single", "ewc"}
+    assert {row[5] for row in seen.rows} == {"2"}
+    assert seen.probe["bars"] == [2, 2]
+    assert seen.probe["address"] == f"#learner=single,ewc&seed=0,2&row={len(rows) - 2}"
+
+
+@in_a_browser
+def test_a_row_and_a_seed_can_be_picked_for_the_heat_map(several):
+    path, rows = several
+    place = next(i for i, row in enumerate(rows) if row.name == "single")
+    seen = browse(path, f"#row={place}&one=2")
+    (run,) = [run for run in rows[place].runs if run.config["seed"] == 2]
+    assert np.allclose(seen.probe["z"], run.R, atol=1e-4)
 
 
 @in_a_browser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +150,11 @@ def _place(run: Run) -> tuple[Any, ...]:
     names = list(LEARNERS)
     learner = run.config["learner"]
     place = names.index(learner) if learner in names else len(names)
-    return run.config["benchmark"], place, json.dumps(_without_seed(run), sort_keys=True)
+    text = json.dumps(_without_seed(run), sort_keys=True)
+    # Every second part is a number: 64 memories come before 256, and 256 before 1024.
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
+    natural = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
+    return run.config["benchmark"], place, natural
 
 
 def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:

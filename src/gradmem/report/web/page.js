@@ -5,6 +5,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 /** Lines or bars in one chart, and charts side by side, before there are too many to read. */
 const LIMIT = 8;
 const PANELS = 8;
+/** What fits on a sheet of paper, in pixels. */
+const PAPER = 660;
 const FILTERS = ["benchmark", "learner", "seed"];
 
 const known = {
@@ -275,8 +277,6 @@ function panels(section, groups, draw) {
     Plotly.react(plot, chart.traces, chart.layout, CONFIG);
     if (chart.numbers) numbersBelow(figure, chart.numbers, `${chart.label}, as a table`);
   }
-  const left = groups.size - entries.length;
-  $(`#${section}`).dataset.left = left;
 }
 
 function numbersBelow(figure, { headings, rows }, label) {
@@ -317,12 +317,16 @@ function showBars(rows) {
     { key: "fwt", name: "FWT", signed: true },
   ].map((metric) => ({ ...metric, label: metric.name, of: (row) => row[metric.key],
     published: (row) => (row.published ? row.published[metric.key] : undefined) }));
-  panels("bars", groups, (members, width) => ({
-    ...barChart(drawnOf(members, LIMIT), metrics, DATA, width),
-    label: `Bars of ACC, BWT and FWT on ${members[0].benchmark}; the summary table has the values`,
-  }));
-  const published = rows.filter((row) => row.published);
-  $("#published").hidden = published.length === 0;
+  let published = false;
+  panels("bars", groups, (members, width) => {
+    const drawn = drawnOf(members, LIMIT);
+    published ||= drawn.some((row) => row.published);
+    return {
+      ...barChart(drawn, metrics, DATA, width),
+      label: `Bars of ACC, BWT and FWT on ${members[0].benchmark}; the summary table has the values`,
+    };
+  });
+  $("#published").hidden = !published;
 }
 
 function showDetail(rows) {
@@ -464,6 +468,9 @@ window.addEventListener("resize", () => {
 });
 let width = window.innerWidth;
 window.addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("section details")) details.open = true;
+  for (const plot of document.querySelectorAll(".plot")) {
+    if (plot.data && plot.clientWidth > PAPER) Plotly.relayout(plot, { width: PAPER });
+  }
 });
+window.addEventListener("afterprint", show);
 document.documentElement.dataset.ready = "yes";
