@@ -49,19 +49,15 @@ def test_compare_and_report_make_one_table_and_pictures(tmp_path):
     assert "mean of 2 seeds" in said
     root = tmp_path / "runs" / "mnist-permutations"
     made = sorted(path.name for path in root.iterdir())
-    assert made == [
-        "R-mnist-permutations-ewc.png",
-        "R-mnist-permutations-single.png",
-        "ewc-seed0",
-        "ewc-seed1",
-        "first-task-mnist-permutations.png",
-        "single-seed0",
-        "single-seed1",
-        "table.md",
-    ]
+    pictures = ["R-mnist-permutations-ewc", "R-mnist-permutations-single"]
+    pictures += ["bars-mnist-permutations", "first-task-mnist-permutations"]
+    runs = ["ewc-seed0", "ewc-seed1", "single-seed0", "single-seed1"]
+    files = [f"{name}.{kind}" for name in pictures for kind in ("pdf", "png")]
+    assert made == sorted([*files, *runs, "report.html", "table.md"])
     said = gradmem("report", root, "--out", tmp_path / "again")
     assert (tmp_path / "again" / "table.md").read_text() == (root / "table.md").read_text()
     assert str(tmp_path / "again" / "R-mnist-permutations-ewc.png") in said
+    assert str(tmp_path / "again" / "report.html") in said
 
 
 def test_a_learner_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch):
@@ -155,6 +151,7 @@ def test_an_interrupted_run_keeps_what_it_knew(tmp_path):
 def test_the_core_stays_light():
     """What only plots, downloads, rotates or parses a command line is imported where it is used."""
     heavy = ["matplotlib", "PIL", "pooch", "requests", "filelock", "typer", "scipy", "quadprog"]
+    heavy += ["plotly", "jinja2"]
     loaded = f"import sys, gradmem; print([name for name in {heavy} if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     light = {name.strip("'[]\n ") for name in said.stdout.split(",")}

@@ -118,13 +118,18 @@ def test_pictures_are_drawn_for_every_row(tmp_path):
     finished(tmp_path / "single")
     finished(tmp_path / "shuffled", shuffled=True)
     written = draw_pictures(summarize(find_runs([tmp_path])), tmp_path)
+    names = [
+        "R-mnist-rotations-single",
+        "R-mnist-rotations-single-shuffled-data",
+        "first-task-mnist-rotations",
+        "bars-mnist-rotations",
+    ]
     assert [path.name for path in written] == [
-        "R-mnist-rotations-single.png",
-        "R-mnist-rotations-single-shuffled-data.png",
-        "first-task-mnist-rotations.png",
+        f"{name}.{kind}" for name in names for kind in ("png", "pdf")
     ]
     for path in written:
-        assert path.read_bytes().startswith(b"\x89PNG")
+        start = {".png": b"\x89PNG", ".pdf": b"%PDF"}[path.suffix]
+        assert path.read_bytes().startswith(start)
         assert path.stat().st_size > 5000
 
 

@@ -16,8 +16,9 @@ from gradmem.continuum import IID
 from gradmem.data import DataError, load_mnist
 from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
-from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table, write_page
 from gradmem.results import RunFolder, find_runs
+from gradmem.tensorboard import TensorBoardLog
 
 __all__ = ["main"]
 
@@ -82,6 +83,13 @@ EveryOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace another experiment's result in the folder.")
+]
+TensorBoardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        help='Folder to log to for TensorBoard. (default: off; needs "gradmem[tensorboard]")',
+    ),
 ]
 
 
@@ -161,6 +169,7 @@ def run_command(
     ] = None,
     every: EveryOption = None,
     device: DeviceOption = "cpu",
+    tensorboard: TensorBoardOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Train one learner on one benchmark and write its folder.
@@ -197,7 +206,7 @@ def run_command(
     )
     folder = out or Path("runs", benchmark, f"{learner}-seed{seed}")
     with Display(console) as display:
-        _run(experiment, folder, display, overwrite)
+        _run(experiment, folder, display, overwrite, tensorboard)
     console.print(terminal_table(summarize(find_runs([folder]))))
     console.print(f"Written: {folder / 'result.json'}", highlight=False, soft_wrap=True)
 
@@ -222,9 +231,10 @@ def compare(
     shuffled: ShuffledOption = False,
     every: EveryOption = None,
     device: DeviceOption = "cpu",
+    tensorboard: TensorBoardOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Run several learners at the paper's settings: one table, a picture of each matrix R.
+    """Run several learners at the paper's settings: one page, one table, pictures.
 
     gradmem compare --benchmark mnist-rotations --data sample --learners single,ewc,gem
     """
@@ -254,7 +264,7 @@ def compare(
         for experiment in experiments:
             folder = root / f"{experiment.learner}-seed{experiment.seed}"
             try:
-                _run(experiment, folder, display, overwrite)
+                _run(experiment, folder, display, overwrite, tensorboard)
             except FloatingPointError as error:
                 display.fail(str(error))  # one learner that diverges does not cost the others
             else:
@@ -269,10 +279,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders with runs in or below them.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for table and pictures. (default: the first of RUNS)"),
+        typer.Option(help="Folder for what is written. (default: the first of RUNS)"),
     ] = None,
 ) -> None:
-    """Make the table and the pictures again from finished runs."""
+    """Make a page, report.html, with a table and pictures, from finished runs."""
     _report(runs, out or runs[0])
 
 
@@ -298,21 +308,32 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
 
 
-def _run(experiment: Experiment, folder: Path, display: Display, overwrite: bool) -> None:
+def _run(
+    experiment: Experiment,
+    folder: Path,
+    display: Display,
+    overwrite: bool,
+    tensorboard: Path | None = None,
+) -> None:
     name = f"{experiment.learner}, seed {experiment.seed}"
     if experiment.shuffled:
         name = f"{name}, {IID}"
     display.start(name)
     experiment.continuum()  # what is wrong with the data is found before a folder is made
     target = RunFolder(folder, experiment)
-    target.open(overwrite)
+    log = None
+    if tensorboard is not None:
+        log = TensorBoardLog(tensorboard / experiment.benchmark / folder.name)
 
     def on_progress(progress: Any) -> None:
         display.update(progress)
+        if log is not None:
+            log(progress)
         if progress.partial is not None:
             target.save_partial(progress.partial)
 
     try:
+        target.open(overwrite)
         target.save(experiment.run(on_progress))
     except KeyboardInterrupt:
         display.fail("interrupted")
@@ -320,6 +341,9 @@ def _run(experiment: Experiment, folder: Path, display: Display, overwrite: bool
         where = f"The tasks finished so far are in {known}." if known.exists() else ""
         display.console.print(f"Interrupted. {where}", highlight=False, soft_wrap=True)
         raise
+    finally:
+        if log is not None:
+            log.close()
 
 
 def _report(runs: list[Path], out: Path) -> None:
@@ -327,7 +351,7 @@ def _report(runs: list[Path], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     table = out / "table.md"
     table.write_text(markdown_table(rows))
-    written = [table, *draw_pictures(rows, out)]
+    written = [write_page(rows, out / "report.html"), table, *draw_pictures(rows, out)]
     console.print(terminal_table(rows))
     console.print("Written:", highlight=False)
     for path in written:

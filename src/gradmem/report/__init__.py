@@ -1,7 +1,15 @@
-"""From finished runs to a table and pictures."""
+"""From finished runs to a table, pictures and a page."""
 
+from gradmem.report.page import write_page
 from gradmem.report.pictures import draw_pictures
 from gradmem.report.summary import Row, summarize
 from gradmem.report.table import markdown_table, terminal_table
 
-__all__ = ["Row", "draw_pictures", "markdown_table", "summarize", "terminal_table"]
+__all__ = [
+    "Row",
+    "draw_pictures",
+    "markdown_table",
+    "summarize",
+    "terminal_table",
+    "write_page",
+]

@@ -1,7 +1,9 @@
-"""Pictures of runs: each learner's matrix R, and the first task's accuracy over time."""
+"""Pictures of runs for papers, each as PNG and PDF: R, curves, bars, ACC against memory."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,85 +11,176 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.learners import LEARNERS
-from gradmem.report.summary import Row
+from gradmem.report.published import PUBLISHED, published
+from gradmem.report.styles import DASHES, SHADES, Style, paler, styles
+from gradmem.report.summary import MemoryLine, Row, leading, memory_lines
 
 __all__ = ["draw_pictures"]
 
-# Apart in lightness as well as in hue, with a marker each: readable in black and white. A learner
-# has the same in every picture.
-STYLES = (
-    ("#b3a125", "v"),
-    ("#7f7f7f", "^"),
-    ("#4c9be8", "s"),
-    ("#d1495b", "D"),
-    ("#1b1b3a", "o"),
-    ("#6aa84f", "P"),
-)
+#: Rows of one benchmark that a picture can hold, and matrices drawn. The page has all of them.
+LIMIT = 8
 
-
-def _style(row: Row, rows: Sequence[Row]) -> dict[str, str]:
-    """A colour and a marker by learner; a dash for its second row, and so on."""
-    learner = row.runs[0].config["learner"]
-    names = list(LEARNERS)
-    place = names.index(learner) if learner in names else len(names)
-    colour, marker = STYLES[place % len(STYLES)]
-    alike = [other for other in rows if other.runs[0].config["learner"] == learner]
-    line = ("-", "--", ":", "-.")[alike.index(row) % 4]
-    return {"color": colour, "marker": marker, "linestyle": line}
+METRICS = ("acc", "bwt", "fwt")
 
 
 def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
-    """Draw every row's R, and the first task's curves of each benchmark; the files written."""
+    """Draw each benchmark's matrices R, first task, bars and, where it varies, memory.
+
+    Parameters
+    ----------
+    rows
+        What to draw. Of a benchmark with many, every learner's best ones are drawn.
+    folder
+        Where the files go; it is made if need be.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written = [_matrix(row, folder) for row in rows]
+    look = styles(row.learner for row in rows)
+    written = []
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
-        members = [row for row in rows if row.benchmark == benchmark]
-        written.append(_first_task(benchmark, members, folder))
+        every = [row for row in rows if row.benchmark == benchmark]
+        members = leading(every, LIMIT)
+        for row in members:
+            written += _matrix(row, folder)
+        written += _first_task(benchmark, members, look, folder)
+        written += _bars(benchmark, members, look, folder)
+        lines = memory_lines(every)
+        if lines:
+            lines.sort(key=lambda line: -max(row.estimate("acc").mean for row in line.rows))
+            written += _memory(benchmark, lines[:LIMIT], look, folder)
     return written
 
 
-def _matrix(row: Row, folder: Path) -> Path:
+def _matrix(row: Row, folder: Path) -> list[Path]:
     """R as a heat map: what was learned lies on the diagonal, what was kept to the lower left."""
     R = row.R
     n_rows, T = R.shape
-    figure, axes = _figure(width=5.6, height=max(1.8, 4.4 * n_rows / T + 0.9))
-    image = axes.imshow(R, vmin=0, vmax=1, cmap="viridis", aspect="equal")
-    axes.set_title(f"{row.name} on {row.benchmark}: ACC {row.estimate('acc').format('.3f')}")
+    figure, axes = _figure(width=5.6, height=max(2.0, 4.4 * n_rows / T + 0.9))
+    image = axes.imshow(R, vmin=0, vmax=1, cmap="cividis", aspect="equal")
+    acc = row.estimate("acc").format(".3f")
+    axes.set_title(f"{_short(row.name, 90)} on {_short(row.benchmark)}: ACC {acc}", wrap=True)
     axes.set_xlabel("tested on task")
-    axes.set_ylabel("after learning task")
+    axes.set_ylabel("after learning task" if n_rows > 4 else "after")
     axes.set_xticks(_ticks(T), labels=[str(i + 1) for i in _ticks(T)])
     axes.set_yticks(_ticks(n_rows), labels=[str(i + 1) for i in _ticks(n_rows)])
     if T <= 10:
         for (i, j), value in np.ndenumerate(R):
-            colour = "black" if value > 0.6 else "white"
+            colour = "black" if value > 0.5 else "white"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
-    figure.colorbar(image, ax=axes, label="test accuracy", fraction=0.046, pad=0.03)
-    return _save(figure, folder / f"R-{_slug(row.benchmark)}-{_slug(row.name)}.png")
+    flat = {"orientation": "horizontal", "aspect": 40} if n_rows * 2 < T else {"fraction": 0.046}
+    figure.colorbar(image, ax=axes, label="test accuracy", pad=0.03, **flat)
+    return _save(figure, folder, f"R-{_slug(row.benchmark)}-{_slug(row.name)}")
 
 
-def _first_task(benchmark: str, rows: Sequence[Row], folder: Path) -> Path:
+def _first_task(
+    benchmark: str, rows: Sequence[Row], look: dict[str, Style], folder: Path
+) -> list[Path]:
     """Test accuracy on the first task as more of the continuum is observed."""
     figure, axes = _figure(width=7, height=4.2)
     for row in rows:
         examples, accuracy = row.first_task
-        every = max(1, len(examples) // 20)
+        alike = [other for other in rows if other.learner == row.learner]
         axes.plot(
             examples,
             accuracy,
-            **_style(row, rows),
-            markevery=every,
+            color=look[row.learner].colour,
+            marker=look[row.learner].marker,
+            linestyle=DASHES[alike.index(row) % len(DASHES)][0],
+            markevery=max(1, len(examples) // 20),
             markersize=4,
-            label=row.name,
+            label=_short(row.name),
         )
-    axes.set_title(f"First task of {benchmark}, as more tasks are learned")
+    axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned")
     axes.set_xlabel("examples observed")
     axes.set_ylabel("test accuracy on the first task")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return _save(figure, folder / f"first-task-{_slug(benchmark)}.png")
+    _legend(figure, axes)
+    return _save(figure, folder, f"first-task-{_slug(benchmark)}")
+
+
+def _bars(benchmark: str, rows: Sequence[Row], look: dict[str, Style], folder: Path) -> list[Path]:
+    """ACC, BWT and FWT side by side, as in the paper's Figure 1."""
+    figure, axes = _figure(width=7, height=3.6)
+    width = 0.8 / len(rows)
+    marks: list[tuple[float, float]] = []
+    for i, row in enumerate(rows):
+        estimates = [row.estimate(name) for name in METRICS]
+        x = np.arange(len(METRICS)) + (i - (len(rows) - 1) / 2) * width
+        style = look[row.learner]
+        alike = [other for other in rows if other.learner == row.learner]
+        axes.bar(
+            x,
+            [estimate.mean for estimate in estimates],
+            width * 0.92,
+            yerr=[_or_zero(estimate.half_width) for estimate in estimates],
+            color=paler(style.colour, SHADES[alike.index(row) % len(SHADES)]),
+            edgecolor="white",
+            hatch=style.hatch,
+            error_kw={"elinewidth": 1, "capsize": min(3, 20 * width), "ecolor": "black"},
+            label=_short(row.name),
+        )
+        known = published(row)
+        if known is not None:
+            marks += list(zip(x, known.values(), strict=True))
+    if marks:
+        axes.plot(
+            *zip(*marks, strict=True),
+            linestyle="none",
+            marker="d",
+            markersize=5,
+            markerfacecolor="white",
+            markeredgecolor="black",
+            label=PUBLISHED,
+            zorder=3,
+        )
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(METRICS)), labels=[name.upper() for name in METRICS])
+    seeds = max(len(row.runs) for row in rows)
+    spread = f", mean of {seeds} seeds and 95% interval" if seeds > 1 else ""
+    axes.set_title(f"{_short(benchmark)}{spread}")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    _legend(figure, axes)
+    return _save(figure, folder, f"bars-{_slug(benchmark)}")
+
+
+def _memory(
+    benchmark: str, lines: Sequence[MemoryLine], look: dict[str, Style], folder: Path
+) -> list[Path]:
+    """ACC against examples remembered."""
+    figure, axes = _figure(width=7, height=3.6)
+    for line in lines:
+        learner = line.rows[0].learner
+        alike = [other for other in lines if other.rows[0].learner == learner]
+        estimates = [row.estimate("acc") for row in line.rows]
+        axes.errorbar(
+            [row.memory for row in line.rows],
+            [estimate.mean for estimate in estimates],
+            yerr=[_or_zero(estimate.half_width) for estimate in estimates],
+            color=look[learner].colour,
+            marker=look[learner].marker,
+            linestyle=DASHES[alike.index(line) % len(DASHES)][0],
+            markersize=5,
+            capsize=3,
+            label=_short(line.name),
+        )
+    axes.set_xscale("log", base=10)
+    sizes = sorted({row.memory or 0 for line in lines for row in line.rows})
+    if len(sizes) <= 8:
+        axes.set_xticks(sizes, labels=[f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+    axes.set_title(f"ACC against memory on {_short(benchmark)}")
+    axes.set_xlabel("examples remembered in all")
+    axes.set_ylabel("ACC")
+    axes.grid(alpha=0.3)
+    _legend(figure, axes)
+    return _save(figure, folder, f"acc-memory-{_slug(benchmark)}")
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
@@ -98,9 +191,33 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path)
-    return path
+def _legend(figure: Any, axes: Any) -> None:
+    """Below the axes, where long names take nothing from them; what was published comes last."""
+    entries = list(zip(*axes.get_legend_handles_labels(), strict=True))
+    entries.sort(key=lambda entry: entry[1] == PUBLISHED)
+    handles, names = zip(*entries, strict=True)
+    columns = max(1, min(len(names), 100 // (8 + max(map(len, names)))))
+    height = figure.get_figheight() + 0.2 * -(-len(names) // columns)
+    figure.set_figheight(height)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _save(figure: Any, folder: Path, name: str) -> list[Path]:
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    for path in paths:
+        # Without a date in it, the same runs make the same file.
+        date = {"CreationDate": None} if path.suffix == ".pdf" else None
+        figure.savefig(path, metadata=date)
+    return paths
+
+
+def _or_zero(value: float | None) -> float:
+    return 0.0 if value is None or math.isnan(value) else value
+
+
+def _short(name: str, length: int = 44) -> str:
+    name = name if len(name) <= length else f"{name[: length - 1]}…"
+    return name.replace("$", r"\$")  # between dollars Matplotlib expects a formula
 
 
 def _ticks(n: int) -> range:
@@ -108,4 +225,8 @@ def _ticks(n: int) -> range:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-")
+    if len(slug) <= 80:
+        return slug
+    # Names of files have an end; what is cut off must still tell two of them apart.
+    return f"{slug[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from gradmem.learners import LEARNERS
 from gradmem.results import Run
 
-__all__ = ["Estimate", "Row", "summarize"]
+__all__ = ["Estimate", "MemoryLine", "Row", "leading", "memory_lines", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,20 @@ class Row:
         return Estimate.of([run.result[key] for run in self.runs])
 
     @property
+    def learner(self) -> str:
+        return str(self.runs[0].config["learner"])
+
+    @property
+    def memory(self) -> int | None:
+        """Examples remembered in all once every task is known; None for who remembers none."""
+        config = _without_seed(self.runs[0])
+        if config.get("budget") is not None:
+            return int(config["budget"])
+        if config.get("memories") is None:
+            return None
+        return int(config["memories"]) * int(self.runs[0].R.shape[1])
+
+    @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The mean accuracy matrix over the seeds."""
         return np.array([run.R for run in self.runs]).mean(axis=0)  # type: ignore[no-any-return]
@@ -68,6 +83,15 @@ class Row:
         return curves[0]["examples"], accuracy
 
 
+@dataclass(frozen=True)
+class MemoryLine:
+    """Rows that differ in nothing but how much they remember, least first."""
+
+    benchmark: str
+    name: str
+    rows: tuple[Row, ...]
+
+
 def summarize(runs: Sequence[Run]) -> list[Row]:
     """One row per experiment, benchmarks by name, learners in the paper's order.
 
@@ -77,9 +101,37 @@ def summarize(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         groups.setdefault(json.dumps(_without_seed(run), sort_keys=True), []).append(run)
     members = sorted(groups.values(), key=lambda group: _place(group[0]))
+    names = _names([(group[0], _without_seed(group[0])) for group in members])
     return [
-        Row(group[0].config["benchmark"], _name(group[0], members), tuple(group))
-        for group in members
+        Row(group[0].config["benchmark"], name, tuple(group))
+        for group, name in zip(members, names, strict=True)
+    ]
+
+
+def leading(rows: Sequence[Row], limit: int) -> list[Row]:
+    """At most `limit` rows, in their order: every learner's best ACC, then its second best, …"""
+    acc = [row.estimate("acc").mean for row in rows]
+    best_first = sorted(range(len(rows)), key=lambda i: -acc[i])
+    seen: dict[str, int] = {}
+    rank = {}
+    for i in best_first:
+        rank[i] = seen[rows[i].learner] = seen.get(rows[i].learner, 0) + 1
+    kept = sorted(best_first, key=lambda i: rank[i])[:limit]
+    return [rows[i] for i in sorted(kept)]
+
+
+def memory_lines(rows: Sequence[Row]) -> list[MemoryLine]:
+    """The lines of a plot of ACC against memory: only where there are two sizes or more."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.memory is not None:
+            key = json.dumps(_without_memory(row.runs[0]), sort_keys=True)
+            groups.setdefault(key, []).append(row)
+    lines = [group for group in groups.values() if len({row.memory for row in group}) > 1]
+    names = _names([(group[0].runs[0], _without_memory(group[0].runs[0])) for group in lines])
+    return [
+        MemoryLine(group[0].benchmark, name, tuple(sorted(group, key=lambda row: row.memory or 0)))
+        for group, name in zip(lines, names, strict=True)
     ]
 
 
@@ -89,19 +141,38 @@ def _without_seed(run: Run) -> dict[str, Any]:
     return flat | settings
 
 
+def _without_memory(run: Run) -> dict[str, Any]:
+    flat = _without_seed(run)
+    return {name: value for name, value in flat.items() if name not in ("memories", "budget")}
+
+
 def _place(run: Run) -> tuple[Any, ...]:
     names = list(LEARNERS)
     learner = run.config["learner"]
     place = names.index(learner) if learner in names else len(names)
-    return run.config["benchmark"], place, json.dumps(_without_seed(run), sort_keys=True)
+    text = json.dumps(_without_seed(run), sort_keys=True)
+    # Every second part is a number: 64 memories come before 256, and 256 before 1024.
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
+    natural = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
+    return run.config["benchmark"], place, natural
 
 
-def _name(run: Run, groups: Sequence[Sequence[Run]]) -> str:
-    def same(other: Run) -> bool:
-        return (other.config["benchmark"], other.name) == (run.config["benchmark"], run.name)
-
-    alike = [_without_seed(group[0]) for group in groups if same(group[0])]
-    own = _without_seed(run)
-    differ = [name for name in own if any(other.get(name) != own[name] for other in alike)]
-    details = ", ".join(f"{name}={own[name]}" for name in differ)
-    return f"{run.name} ({details})" if details else run.name
+def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
+    """A name for each run, with the settings in which it differs from its namesakes."""
+    namesakes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run, settings in members:
+        namesakes.setdefault((run.config["benchmark"], run.name), []).append(settings)
+    differ = {
+        key: {
+            name
+            for name in set().union(*alike)
+            if any(other.get(name) != alike[0].get(name) for other in alike)
+        }
+        for key, alike in namesakes.items()
+    }
+    names = []
+    for run, settings in members:
+        telling = differ[run.config["benchmark"], run.name]
+        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
+        names.append(f"{run.name} ({details})" if details else run.name)
+    return names

@@ -1,0 +1,36 @@
+"""What the paper has for a row, where it has something that can be compared."""
+
+from __future__ import annotations
+
+from gradmem.metrics import transfer_metrics
+from gradmem.paper import appendix_b
+from gradmem.recipes import RECIPES
+from gradmem.report.summary import Row
+
+__all__ = ["PUBLISHED", "published"]
+
+#: What such a value is called in a legend.
+PUBLISHED = "published (one run)"
+
+
+def published(row: Row) -> dict[str, float] | None:
+    """ACC, BWT and FWT of the same learner and benchmark, from the R of Appendix B (one run).
+
+    They are computed by equations 2 to 4, since the printed ones divide by T where these divide by
+    T − 1. None where the paper has no such R: for other settings, more epochs, mixed data, or
+    another number of tasks.
+    """
+    entry = appendix_b().get(row.benchmark, {}).get(row.learner)
+    run = row.runs[0]
+    recipe = RECIPES.get(row.benchmark, {}).get(row.learner, {})
+    settings = run.config.get("settings", {})
+    if (
+        entry is None
+        or run.R.shape != (len(entry["R"]),) * 2
+        or run.config.get("shuffled")
+        or run.config.get("epochs", 1) != 1
+        or any(settings.get(name) != value for name, value in recipe.items())
+    ):
+        return None
+    metrics = transfer_metrics(entry["R"], entry["baseline"])
+    return {"acc": metrics.acc, "bwt": metrics.bwt, "fwt": metrics.fwt}

@@ -1,0 +1,244 @@
+"use strict";
+// From numbers to Plotly's figures. Nothing here knows the page around them.
+
+const INK = "#16161d";
+const GRID = "#e3e3e8";
+/** Strong enough on white at both ends; the order stays readable in black and white. */
+const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369"];
+const SYMBOLS = ["circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star"];
+
+/** Text for Plotly, which reads some HTML in names: shown as it is, and not longer than `length`. */
+function plain(text, length = Infinity) {
+  const short = text.length > length ? `${text.slice(0, length - 1)}…` : text;
+  return short.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** A long text over several lines, for hovering. */
+function folded(text) {
+  const lines = text.match(/.{1,46}(?:[ ,]|$)|.{46}/g) || [text];
+  return lines.map((line) => plain(line)).join("<br>");
+}
+
+/** What all charts have in common, with room below for a legend of `names`. */
+function layout(width, names, more = {}) {
+  const narrow = width < 480;
+  // Plotly gives every name in a legend the width of the longest.
+  const columns = Math.max(1, Math.floor((width - 10) / (46 + 7.1 * Math.max(0, ...names.map((name) => name.length)))));
+  const legend = names.length ? 20 * Math.ceil(names.length / columns) + 6 : 0;
+  return {
+    height: (narrow ? 280 : 340) + legend,
+    margin: { l: 52, r: 12, t: 26, b: 46 + legend },
+    font: { family: "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif", size: narrow ? 12 : 13,
+      color: INK },
+    paper_bgcolor: "#fff", plot_bgcolor: "#fff",
+    hoverlabel: { bgcolor: "#fff", bordercolor: INK, font: { color: INK }, align: "left", namelength: -1 },
+    showlegend: names.length > 0,
+    legend: { orientation: "h", x: 0, xanchor: "left", y: 0, yanchor: "bottom", yref: "container",
+      itemclick: "toggle", itemdoubleclick: "toggleothers", font: { size: 12 } },
+    hovermode: "closest",
+    // On a touch screen a finger scrolls the page instead of zooming into a chart.
+    dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    ...more,
+  };
+}
+
+const CONFIG = { responsive: true, displaylogo: false,
+  displayModeBar: window.matchMedia("(hover: none)").matches ? false : "hover",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  toImageButtonOptions: { format: "svg", filename: "gradmem" } };
+
+function axis(title, more = {}) {
+  return { title: { text: title, standoff: 8 }, gridcolor: GRID, zerolinecolor: "#8a8a94", linecolor: "#8a8a94",
+    ticks: "outside", tickcolor: "#8a8a94", automargin: true, ...more };
+}
+
+/** Logarithmic where values spread over more than a factor of ten, with marks at 1, 2 and 5. */
+function spread(title, values) {
+  const positive = values.filter((value) => value > 0);
+  const [least, most] = [Math.min(...positive), Math.max(...positive)];
+  if (positive.length < values.length || most <= 10 * least) return axis(title, { rangemode: "tozero" });
+  const places = [];
+  for (let ten = 10 ** Math.floor(Math.log10(least)); ten <= most * 2; ten *= 10) {
+    places.push(...(most > 1000 * least ? [ten] : [ten, 2 * ten, 5 * ten]));
+  }
+  return axis(title, { type: "log", tickvals: places, ticktext: places.map((value) => value.toLocaleString("en")) });
+}
+
+/** ACC, as wide as its values; all of it for one value, which has no width. */
+function accuracies(values) {
+  return axis("ACC", values.length > 1 ? {} : { range: [0, 1.02] });
+}
+
+function errors(estimates) {
+  const half = estimates.map((estimate) => estimate.half || 0);
+  return { type: "data", array: half, visible: half.some((value) => value > 0), color: INK, thickness: 1.2, width: 3 };
+}
+
+/** A learner's fill; its second row and so on are paler. */
+function fill(row, look, shades) {
+  const style = look[row.learner];
+  const colour = paler(style.colour, shades[row.place % shades.length]);
+  return { color: colour, line: { color: INK, width: 0.8 },
+    pattern: { shape: style.pattern, fillmode: "overlay", bgcolor: colour, fgcolor: "#fff", size: 7, solidity: 0.28 } };
+}
+
+/** "#rrggbb", the given part of the way to white. */
+function paler(colour, part) {
+  const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  return `rgb(${parts.map((value) => Math.round(value + (255 - value) * part)).join(",")})`;
+}
+
+/** A learner's mark; open for its second row, fourth and so on. */
+function mark(row, look, size) {
+  const style = look[row.learner];
+  return { symbol: row.place % 2 ? `${style.symbol}-open` : style.symbol, size, color: style.colour,
+    line: { color: row.place % 2 ? style.colour : INK, width: row.place % 2 ? 1.6 : 0.6 } };
+}
+
+/** Bars side by side, one for each row in each group: `group.of(row)` is an estimate. */
+function barChart(rows, groups, data, width) {
+  const step = Math.min(0.86 / rows.length, 0.2);
+  const traces = rows.map((row, i) => {
+    const found = groups.map((group) => group.of(row));
+    return {
+      type: "bar", name: plain(row.label, 44), showlegend: true,
+      x: groups.map((_, g) => g + (i - (rows.length - 1) / 2) * step),
+      y: found.map(({ mean }) => (Number.isNaN(mean) ? null : mean)),
+      width: step * 0.92, marker: fill(row, data.learners, data.shades), error_y: errors(found),
+      customdata: groups.map((group, g) =>
+        `${folded(row.name)}<br>${group.name}: ${format(found[g], 3, group.signed)}`),
+      hovertemplate: "%{customdata}<extra></extra>",
+    };
+  });
+  const marks = rows.flatMap((row, i) => groups.map((group, g) => ({
+    x: g + (i - (rows.length - 1) / 2) * step, y: group.published ? group.published(row) : undefined,
+    text: `${folded(row.learner)}, ${plain(data.published)}<br>${group.name}: `,
+  }))).filter((one) => one.y !== undefined && one.y !== null);
+  if (marks.length) {
+    traces.push({ type: "scatter", mode: "markers", name: data.published, showlegend: true,
+      x: marks.map((one) => one.x), y: marks.map((one) => one.y),
+      customdata: marks.map((one) => one.text + one.y.toFixed(3)), hovertemplate: "%{customdata}<extra></extra>",
+      marker: { symbol: "diamond", size: 8, color: "#fff", line: { color: "#000", width: 1.6 } } });
+  }
+  const below = layout(width, traces.map((trace) => trace.name));
+  return { traces, layout: { ...below,
+    margin: { ...below.margin, b: below.margin.b - 16 },
+    barmode: "overlay", // they stand where `x` says
+    xaxis: axis("", { tickvals: groups.map((_, g) => g), ticktext: groups.map((group) => group.label),
+      range: [-0.55, groups.length - 0.45], fixedrange: true, showgrid: false, zeroline: false, ticks: "" }),
+    yaxis: axis(groups.length === 1 ? groups[0].name : "", { rangemode: "tozero" }),
+  } };
+}
+
+/** R, with values on hover, and in the cells where they fit. */
+function heatMap(R, learned, tasks, width) {
+  const T = R[0].length;
+  const task = (j) => (tasks[j] ? `task ${j + 1} (${plain(tasks[j])})` : `task ${j + 1}`);
+  const after = (i) => (learned && learned[i] !== null && learned[i] !== undefined
+    ? task(learned[i]) : `all data, in ${R.length} part${R.length > 1 ? "s" : ""}`);
+  const narrow = width < 480; // the scale goes below, where it takes no width from the cells
+  const cell = Math.max(narrow ? 0 : 8, Math.min(width - (narrow ? 62 : 130), 460) / T);
+  const few = T <= 12;
+  return { traces: [{
+    type: "heatmap", z: R, zmin: 0, zmax: 1, colorscale: "Cividis", xgap: few ? 1 : 0, ygap: few ? 1 : 0,
+    x: R[0].map((_, j) => j + 1), y: R.map((_, i) => i + 1),
+    customdata: R.map((row, i) => row.map((_, j) => `after ${after(i)}<br>tested on ${task(j)}`)),
+    hovertemplate: "%{customdata}<br>accuracy <b>%{z:.4f}</b><extra></extra>",
+    colorbar: { thickness: 12, outlinewidth: 0, tickformat: ".1f", title: { text: "accuracy", side: "right" },
+      ...(narrow ? { orientation: "h", y: 0, yref: "container", yanchor: "bottom", title: { text: "" } } : {}) },
+  }, ...(few && cell >= 26 ? [written(R, cell)] : [])], layout: layout(width, [], {
+    height: Math.max(190, cell * R.length + 64 + (narrow ? 46 : 0)),
+    margin: { l: 46, r: narrow ? 12 : 4, t: 10, b: 48 + (narrow ? 46 : 0) },
+    xaxis: axis("tested on task", { range: [0.5, T + 0.5], constrain: "domain", showgrid: false, ...ticks(T),
+      fixedrange: true }),
+    yaxis: axis("after learning task", { range: [R.length + 0.5, 0.5], scaleanchor: "x", constrain: "domain",
+      showgrid: false, ...ticks(R.length), fixedrange: true }),
+  }) };
+}
+
+/** The values in the cells of a heat map, black or white by what lies below. */
+function written(R, cell) {
+  const cells = R.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value]) => value !== null);
+  return { type: "scatter", mode: "text", hoverinfo: "skip", showlegend: false,
+    x: cells.map(([, , j]) => j + 1), y: cells.map(([, i]) => i + 1), text: cells.map(([value]) => value.toFixed(2)),
+    textfont: { size: cell >= 34 ? 12 : 9.5, color: cells.map(([value]) => (value > 0.45 ? "#000" : "#fff")) } };
+}
+
+function ticks(n) {
+  const step = n <= 10 ? 1 : n <= 20 ? 2 : Math.ceil(n / 10);
+  const values = Array.from({ length: n }, (_, i) => i + 1).filter((i) => (i - 1) % step === 0 || n <= 10);
+  return { tickvals: values, ticktext: values.map(String), zeroline: false };
+}
+
+/** Accuracy over examples observed: `curves` has a name, a row and points for each line. */
+function curveChart(curves, title, data, width) {
+  return { traces: curves.map(({ row, points }) => ({
+    type: "scatter", mode: "lines+markers", name: plain(row.label, 44),
+    x: points.map(([examples]) => examples), y: points.map(([, { mean }]) => mean),
+    line: { color: data.learners[row.learner].colour, width: 2.2, dash: data.dashes[row.place % data.dashes.length] },
+    marker: { ...mark(row, data.learners, 7), maxdisplayed: 14 },
+    customdata: points.map(([examples, found]) =>
+      `${folded(row.name)}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
+    hovertemplate: "%{customdata}<extra></extra>",
+  })), layout: layout(width, curves.map(({ row }) => plain(row.label, 44)), {
+    xaxis: axis("examples observed", { rangemode: "tozero" }),
+    yaxis: axis(title, { range: [0, 1.02] }),
+  }) };
+}
+
+/** Every task's curve of one row: dark first, light last. */
+function taskChart(curves, tasks, width, height) {
+  const T = curves.length;
+  return { traces: curves.map((points, j) => ({
+    type: "scatter", mode: "lines+markers", name: `task ${j + 1}`, showlegend: T <= 10,
+    x: points.map(([examples]) => examples), y: points.map(([, { mean }]) => mean),
+    line: { color: RAMP[T > 1 ? Math.round(j * (RAMP.length - 1) / (T - 1)) : 0], width: 1.8 },
+    marker: { symbol: SYMBOLS[j % SYMBOLS.length], size: 5.5, maxdisplayed: 10 },
+    customdata: points.map(([examples, found]) =>
+      `task ${j + 1}${tasks[j] ? ` (${plain(tasks[j])})` : ""}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
+    hovertemplate: "%{customdata}<extra></extra>",
+  })), layout: layout(width, T <= 10 ? curves.map((_, j) => `task ${j + 1}`) : [], {
+    ...(width < 480 ? {} : { height: Math.max(height, 340) }),
+    xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: axis("test accuracy", { range: [0, 1.02] }),
+  }) };
+}
+
+/** ACC over examples remembered: `lines` are rows of one kind, least memory first. */
+function memoryChart(lines, data, width) {
+  const sizes = lines.flatMap(({ rows }) => rows.map((row) => row.memory));
+  return { traces: lines.map(({ name, rows }, i) => {
+    const place = lines.slice(0, i).filter((other) => other.rows[0].learner === rows[0].learner).length;
+    const row = { ...rows[0], place };
+    return {
+      type: "scatter", mode: "lines+markers", name: plain(name, 44),
+      x: rows.map((one) => one.memory), y: rows.map((one) => one.acc.mean), error_y: errors(rows.map((one) => one.acc)),
+      line: { color: data.learners[row.learner].colour, width: 2.2, dash: data.dashes[place % data.dashes.length] },
+      marker: mark(row, data.learners, 9),
+      customdata: rows.map((one) =>
+        `${folded(one.name)}<br>${one.memory.toLocaleString("en")} examples remembered<br>ACC ${format(one.acc, 3)}`),
+      hovertemplate: "%{customdata}<extra></extra>",
+    };
+  }), layout: layout(width, lines.map(({ name }) => plain(name, 44)), {
+    xaxis: spread("examples remembered in all", sizes), yaxis: accuracies(sizes),
+  }) };
+}
+
+/** ACC over seconds: a mark for each row, a name in the legend for each learner. */
+function timeChart(rows, data, width) {
+  const learners = [...new Set(rows.map((row) => row.learner))];
+  const many = rows.length > 40;
+  return { traces: learners.map((learner) => {
+    const own = rows.filter((row) => row.learner === learner);
+    return {
+      type: "scatter", mode: "markers", name: plain(learner, 34), showlegend: true,
+      x: own.map((row) => row.seconds.mean), y: own.map((row) => row.acc.mean),
+      ...(many ? {} : { error_x: errors(own.map((row) => row.seconds)), error_y: errors(own.map((row) => row.acc)) }),
+      marker: { ...mark({ learner, place: 0 }, data.learners, many ? 8 : 11), opacity: many ? 0.75 : 1 },
+      customdata: own.map((row) =>
+        `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, 3)}`),
+      hovertemplate: "%{customdata}<extra></extra>",
+    };
+  }), layout: layout(width, learners.map((learner) => plain(learner, 34)), {
+    xaxis: spread("seconds", rows.map((row) => row.seconds.mean)), yaxis: accuracies(rows),
+  }) };
+}
