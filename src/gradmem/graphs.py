@@ -25,14 +25,15 @@ class GraphedSteps:
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self._known: set[Hashable] = set()
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Any]] = {}
         self._pool: Any = None
 
-    def __call__(self, key: Hashable, step: Step, *inputs: Tensor) -> None:
-        if not (self.enabled and inputs[0].is_cuda):
+    def __call__(self, key: Hashable, step: Step, x: Tensor, *others: Tensor | None) -> None:
+        inputs = (x, *others)
+        if not (self.enabled and x.is_cuda):
             step(*inputs)
             return
-        key = (key, *(tensor.shape for tensor in inputs))
+        key = (key, *(None if tensor is None else tensor.shape for tensor in inputs))
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
@@ -43,11 +44,12 @@ class GraphedSteps:
                 return
         graph, own, _ = self._graphs[key]
         for mine, given in zip(own, inputs, strict=True):
-            mine.copy_(given)
+            if mine is not None and given is not None:
+                mine.copy_(given)
         graph.replay()
 
-    def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor, ...]) -> bool:
-        own = [tensor.clone() for tensor in inputs]
+    def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
+        own = [None if tensor is None else tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class EpisodicMemory:
         self._places: dict[Hashable, tuple[_Shelf, int]] = {}
         self.version = 0
         """Changes whenever a task arrives, and with it where things lie."""
+        self.masks: Callable[[Sequence[Hashable]], Tensor | None] = lambda tasks: None
+        """Which outputs are the tasks': (k, classes), or None if all are; a learner's `masks`."""
         self._others: tuple[Hashable, int, list[Stack]] | None = None
 
     def share(self, n_tasks: int) -> int:
@@ -97,14 +99,17 @@ class EpisodicMemory:
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
         while inputs are of one kind and the tasks follow the order in which they were met.
         """
-        runs: list[tuple[_Shelf, int, int]] = []
+        runs: list[tuple[_Shelf, int, list[Hashable]]] = []
         for t in tasks:
             shelf, row = self._places[t]
-            if runs and runs[-1][0] is shelf and runs[-1][2] == row:
-                runs[-1] = shelf, runs[-1][1], row + 1
+            if runs and runs[-1][0] is shelf and runs[-1][1] + len(runs[-1][2]) == row:
+                runs[-1][2].append(t)
             else:
-                runs.append((shelf, row, row + 1))
-        return [shelf.stack(start, stop) for shelf, start, stop in runs]
+                runs.append((shelf, row, [t]))
+        return [
+            shelf.stack(start, start + len(those), self.masks(those))
+            for shelf, start, those in runs
+        ]
 
     def others(self, t: Hashable) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed."""
@@ -112,16 +117,17 @@ class EpisodicMemory:
             self._others = t, self.version, self.stacks([k for k in self if k != t])
         return self._others[2]
 
-    def sample(self, tasks: Sequence[Hashable], n: int | None) -> list[tuple[Tensor, Tensor]]:
+    def sample(self, tasks: Sequence[Hashable], n: int | None) -> list[tuple[Tensor, ...]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).
 
-        As batches (x, y): one, or none if there is nothing, as long as inputs are of one kind.
+        As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one, or none if
+        there is nothing, as long as inputs are of one kind.
         """
         stacks = self.stacks(tasks)
         sizes = [count for stack in stacks for count in stack.counts]
         total = sum(sizes)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
-        batches: dict[_Kind, list[tuple[Tensor, Tensor]]] = {}
+        batches: dict[_Kind, list[tuple[Tensor, ...]]] = {}
         start = 0
         for stack in stacks:
             m = stack.y.shape[1]
@@ -131,14 +137,16 @@ class EpisodicMemory:
                 inside = (chosen >= start) & (chosen < start + len(slots))
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
-            x, y = stack.x.flatten(0, 1), stack.y.flatten()
-            if len(slots) < len(y):
-                slots = slots.to(y.device)
-                x, y = x[slots], y[slots]
-            if len(y):
-                batches.setdefault(_kind(x), []).append((x, y))
+            batch = [stack.x.flatten(0, 1), stack.y.flatten()]
+            if stack.masks is not None:
+                batch.append(stack.masks.repeat_interleave(m, 0))
+            if len(slots) < len(batch[1]):
+                slots = slots.to(batch[1].device)
+                batch = [part[slots] for part in batch]
+            if len(batch[1]):
+                batches.setdefault(_kind(batch[0]), []).append(tuple(batch))
         return [
-            (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+            tuple(torch.cat(part) for part in zip(*parts, strict=True))
             if len(parts) > 1
             else parts[0]
             for parts in batches.values()
@@ -257,10 +265,10 @@ class _Shelf:
         x, y = self.x[row, : self.counts[row]], self.y[row, : self.counts[row]]
         return x.roll(-self.oldest[row], 0), y.roll(-self.oldest[row], 0)
 
-    def stack(self, start: int, stop: int) -> Stack:
+    def stack(self, start: int, stop: int, masks: Tensor | None) -> Stack:
         which = slice(start, stop)
         counts = tuple(self.counts[which])
-        return Stack(self.x[which], self.y[which], counts, shares=self.shares[which])
+        return Stack(self.x[which], self.y[which], counts, masks, self.shares[which])
 
     def resize(self, size: int) -> None:
         """Give every row `size` slots, keeping its newest examples."""

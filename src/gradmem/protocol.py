@@ -113,7 +113,8 @@ def run(
     Parameters
     ----------
     learner
-        Anything that answers `observe` and `predict`; it is trained in place.
+        Anything that answers `observe` and `predict`; it is trained in place. It is told which
+        outputs are which task's (`Learner.outputs`), unless it knows.
     continuum
         The data and the test sets.
     every
@@ -136,6 +137,7 @@ def run(
         raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
     continuum = continuum.to(getattr(learner, "device", torch.device("cpu")))
     if isinstance(learner, Learner):
+        learner.outputs = {**continuum.outputs, **learner.outputs}
         _look_at(learner, continuum)
     clock = _Clock()
     with clock.evaluation:

@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Stack", "has_triton"]
+__all__ = ["Stack", "has_triton", "masked"]
 
 
 @cache
 def has_triton() -> bool:
     """Whether kernels of our own can be used; they come with torch's builds for GPUs."""
     return importlib.util.find_spec("triton") is not None
+
+
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits (…, classes) without the outputs that are not in the mask, if there is one."""
+    return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,9 @@ class Stack:
 
     @cached_property
     def key(self) -> tuple[int, ...]:
-        """The same for stacks that lie in the same place with as many examples."""
-        return (self.x.data_ptr(), self.y.data_ptr(), *self.counts)
+        """The same for stacks that lie in the same place with as many examples and their masks."""
+        masks = 0 if self.masks is None else self.masks.data_ptr()
+        return (self.x.data_ptr(), self.y.data_ptr(), masks, *self.counts)
 
     def level(self) -> Iterator[Stack]:
         """Neighbouring tasks with equally many examples, without the slots that are not filled."""
@@ -98,6 +104,4 @@ class Stack:
         out.mul_(self.shares.to(out.dtype).reshape(-1, 1))
 
     def _masked(self, logits: Tensor) -> Tensor:
-        if self.masks is None:
-            return logits
-        return logits.masked_fill(~self.masks[:, None], float("-inf"))
+        return masked(logits, None if self.masks is None else self.masks[:, None])

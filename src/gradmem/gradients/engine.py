@@ -95,9 +95,14 @@ class MemoryGradients:
                 start += len(stack)
         return G
 
-    def with_batch(self, stacks: list[Stack], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """G: (k, p) as above, then g: (p,), the gradient of the mean loss on x: (n, …), y: (n,)."""
-        batch = Stack(x[None], y[None], (len(y),))
+    def with_batch(
+        self, stacks: list[Stack], x: Tensor, y: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """G: (k, p) as above, then g: (p,), the gradient of the mean loss on x: (n, …), y: (n,).
+
+        `mask`: (classes,) says which outputs count for x, if not all of them.
+        """
+        batch = Stack(x[None], y[None], (len(y),), None if mask is None else mask[None])
         k = sum(len(stack) for stack in stacks)
         g = self._rows(1).new_empty((1, self._rows(1).shape[1]))
         compute = self._ready([*stacks, batch])

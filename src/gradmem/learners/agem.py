@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
-from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
@@ -51,30 +51,30 @@ class AGEM(Learner):
         graphs: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr, seed, graphs)
         self.sample = None if sample is None else positive_int("sample", sample)
         self.memory = EpisodicMemory(memories, budget)
+        self.memory.masks = self.masks
         self.project = Projection()
-        self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
         remembered = self.memory.sample([k for k in self.memory if k != t], self.sample)
 
-        def step(x: Tensor, y: Tensor, *past: Tensor) -> Any:
+        def step(x: Tensor, y: Tensor, mask: Tensor | None, *past: Tensor) -> Any:
             weights = parameters(self.network)
             references = [
-                loss_gradient(self.loss(x_k, t, y_k), weights)
-                for x_k, y_k in zip(past[::2], past[1::2], strict=True)
+                loss_gradient(self.loss(x_k, t, y_k, *mask_k), weights)
+                for x_k, y_k, *mask_k in _cut(past, len(remembered))
             ]
-            g = loss_gradient(self.loss(x, t, y), weights)
+            g = loss_gradient(self.loss(x, t, y, mask), weights)
             for g_ref in references:
                 g = self.project(g, g_ref[None])
             set_gradient(self.network, g)
             self.optimiser.step()
             return g
 
-        self.take(len(remembered), step, x, y, *(part for pair in remembered for part in pair))
+        self.take(len(remembered), step, x, y, self.mask(t), *chain(*remembered))
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | self.project.counts()
@@ -87,3 +87,9 @@ class AGEM(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"])
         self.project.set_counts(state["counts"])
+
+
+def _cut(parts: tuple[Tensor, ...], n: int) -> list[tuple[Tensor, ...]]:
+    """Equal shares of what was handed on in one row, `n` of them."""
+    size = len(parts) // max(1, n)
+    return [parts[i * size : (i + 1) * size] for i in range(n)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradmem.gradients import parameters
-from gradmem.validation import descriptor, non_negative_int, positive
+from gradmem.graphs import GraphedSteps
+from gradmem.stack import masked
+from gradmem.validation import class_ids, descriptor, non_negative_int, positive
 
 __all__ = ["Learner"]
 
@@ -37,12 +39,23 @@ class Learner(ABC):
     seed
         Of everything random that happens inside the learner (dropout, new layers). The global
         generator is neither read nor moved.
+    graphs
+        On a GPU, whether steps become CUDA graphs.
+
+    Attributes
+    ----------
+    outputs
+        Descriptor → class ids, for tasks that have outputs of their own: the others are masked when
+        the task is learned and predicted. A task that is not in it has all outputs. `run` fills it
+        from the continuum; elsewhere, set a task's entry before the task is observed.
     """
 
     #: Whether all tasks share their outputs, so that `predict(x)` works without a descriptor.
     shares_outputs = True
 
-    def __init__(self, network: nn.Module, lr: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self, network: nn.Module, lr: float = 0.1, seed: int = 0, graphs: bool = True
+    ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network must be a torch.nn.Module, got {network!r}")
         if not parameters(network):
@@ -56,10 +69,14 @@ class Learner(ABC):
             raise ValueError(f"seed must be below 2**63, got {seed}")
         self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._accepted: set[tuple[Any, ...]] = set()  # kinds of inputs
-        self._outputs_of: dict[Hashable | None, int] = {}
+        self._n_outputs: dict[Hashable | None, int] = {}
+        self.outputs: dict[Hashable, Sequence[int]] = {}
+        self._masks: dict[tuple[Any, ...], Tensor] = {}
         self._watched = torch.zeros((), device=self.device)
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
+        #: Takes the learner's steps, on a GPU as CUDA graphs (see `GraphedSteps`).
+        self.take = GraphedSteps(graphs and not self.is_random)
 
     @abstractmethod
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
@@ -105,10 +122,14 @@ class Learner(ABC):
         """Raise ValueError or TypeError if y: (n,) are no classes; x was checked before."""
         if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
             raise TypeError(f"y must hold class ids as whole numbers, got {y.dtype}")
-        low, high, n_outputs = int(y.min()), int(y.max()), self._outputs_of[t]
+        low, high, n_outputs = int(y.min()), int(y.max()), self._n_outputs[t]
         if low < 0 or high >= n_outputs:
             wrong = low if low < 0 else high
             raise ValueError(f"y must hold classes from 0 to {n_outputs - 1}, got {wrong}")
+        mask = self.mask(t)
+        if mask is not None and not mask[y.long()].all():
+            wrong = int(y[~mask[y.long()]][0])
+            raise ValueError(f"y must hold task {t!r}'s classes {self.outputs[t]}, got {wrong}")
 
     @torch.no_grad()
     def predict(self, x: Tensor, t: Hashable | None = None, check: bool = True) -> Tensor:
@@ -118,19 +139,55 @@ class Learner(ABC):
         """
         if t is not None:
             descriptor(t)
-        elif not self.shares_outputs:
-            raise TypeError(f"{type(self).__name__} predicts per task: t must be given, got None")
-        if check:
+        elif not self.shares_outputs or self.outputs:
+            what = "its outputs differ per task" if self.outputs else "it predicts per task"
+            raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
+        if check or t not in self._n_outputs:
             self._check_inputs(x, t)
-        return self._evaluate(x, t).argmax(1)
+        return self.scores(x, t).argmax(1)
+
+    def scores(self, x: Tensor, t: Hashable | None) -> Tensor:
+        """How well each class fits x, as task t sees it: (n, classes)."""
+        return masked(self.evaluated(x, t), self.mask(t))
+
+    def mask(self, t: Hashable | None) -> Tensor | None:
+        """Which outputs are task t's: (classes,), or None if all of them are."""
+        masks = self.masks([t])
+        return None if masks is None else masks[0]
+
+    def masks(self, tasks: Sequence[Hashable | None]) -> Tensor | None:
+        """Which outputs are each task's: (k, classes), or None if all tasks have all of them.
+
+        The same tensor for the same outputs, so that a CUDA graph finds it again.
+        """
+        if not self.outputs:
+            return None
+        classes = tuple(self.outputs.get(t) for t in tasks)
+        if classes.count(None) == len(classes):
+            return None
+        n = next(iter(self._n_outputs.values()))
+        key = (n, *(None if own is None else tuple(own) for own in classes))
+        if key not in self._masks:
+            masks = torch.zeros((len(tasks), n), dtype=torch.bool)
+            for t, row, own in zip(tasks, masks, classes, strict=True):
+                own = range(n) if own is None else class_ids(f"outputs of task {t!r}", own)
+                if max(own) >= n:
+                    raise ValueError(f"outputs of task {t!r} must be below {n}, got {max(own)}")
+                row[list(own)] = True
+            self._masks[key] = masks.to(self.device)
+        return self._masks[key]
 
     def module(self, t: Hashable | None) -> nn.Module:
         """The module that gives the logits of task t."""
         return self.network
 
-    def loss(self, x: Tensor, t: Hashable, y: Tensor) -> Tensor:
-        """The mean loss at a mini-batch; refuses to go on from a loss that is not finite."""
-        loss = F.cross_entropy(self.module(t)(x), y)
+    def loss(self, x: Tensor, t: Hashable, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean loss at a mini-batch; refuses to go on from a loss that is not finite.
+
+        `mask` says which outputs count, (classes,) or (n, classes): `self.mask(t)`, unless it was
+        handed on to a step that may be a graph.
+        """
+        loss = F.cross_entropy(masked(self.module(t)(x), mask), y)
         self.require_finite(loss.detach())
         return loss
 
@@ -170,6 +227,7 @@ class Learner(ABC):
             "steps": self.steps,
             "examples": self.examples,
             "randomness": self._randomness,
+            "outputs": {t: tuple(own) for t, own in self.outputs.items()},
             **self.get_state(),
         }
         return copy.deepcopy(state)
@@ -189,6 +247,7 @@ class Learner(ABC):
             self.set_state(before)
             raise ValueError(f"the state does not fit this learner: {error}") from error
         self.steps, self.examples = state["steps"], state["examples"]
+        self.outputs = dict(state["outputs"])
         self._randomness = state["randomness"]
 
     def get_state(self) -> dict[str, Any]:
@@ -217,7 +276,7 @@ class Learner(ABC):
             self._randomness = torch.get_rng_state()
             torch.set_rng_state(outside)
 
-    def _evaluate(self, x: Tensor, t: Hashable | None) -> Tensor:
+    def evaluated(self, x: Tensor, t: Hashable | None) -> Tensor:
         """Logits in evaluation mode; every part is put back into the mode it was in."""
         module = self.module(t)
         training = [part for part in module.modules() if part.training]
@@ -241,16 +300,15 @@ class Learner(ABC):
             raise ValueError(f"x must be finite, got {x[tuple(bad)].item()} at {bad.tolist()}")
         kind = (t, x.shape[1:], x.dtype, x.device)
         if kind not in self._accepted:
-            self._outputs_of[t] = self._probe(
-                x[:2], t
-            )  # two: batch statistics of one may not exist
+            # two examples: batch statistics of one may not exist
+            self._n_outputs[t] = self._probe(x[:2], t)
             self._accepted.add(kind)
 
     @torch.no_grad()
     def _probe(self, x: Tensor, t: Hashable | None) -> int:
         """The number of outputs, by asking for a prediction."""
         try:
-            logits = self._evaluate(x, t)
+            logits = self.evaluated(x, t)
         except Exception as error:
             raise ValueError(
                 f"the network does not take x of shape (n, {', '.join(map(str, x.shape[1:]))}), "

@@ -25,7 +25,7 @@ class EWC(Learner):
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, seed, graphs
         See `Learner`.
     regularization
         λ ≥ 0.
@@ -52,8 +52,9 @@ class EWC(Learner):
         memories: int = 256,
         fisher: str = "batch",
         seed: int = 0,
+        graphs: bool = True,
     ) -> None:
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr, seed, graphs)
         self.regularization = non_negative("regularization", regularization)
         self.fisher = one_of("fisher", fisher, self.FISHERS)
         self.memory = FirstExamples(memories)
@@ -68,10 +69,13 @@ class EWC(Learner):
         self.memory.add(x, t, y)
         self.task = t
 
-        self.optimiser.zero_grad()
-        self.loss(x, t, y).backward()
-        self._add_penalty()
-        self.optimiser.step()
+        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+            self.optimiser.zero_grad()
+            self.loss(x, t, y, mask).backward()
+            self._add_penalty()
+            self.optimiser.step()
+
+        self.take("any task", step, x, y, self.mask(t))
 
     @torch.no_grad()
     def _add_penalty(self) -> None:
@@ -102,7 +106,7 @@ class EWC(Learner):
         batches = [(x, y)] if self.fisher == "batch" else zip(x[:, None], y[:, None], strict=True)
         squares = [torch.zeros_like(w) for w in self.weights]
         for x_i, y_i in batches:
-            loss = self.loss(x_i, self.task, y_i)
+            loss = self.loss(x_i, self.task, y_i, self.mask(self.task))
             grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
             for total, grad in zip(squares, grads, strict=True):
                 if grad is not None:
@@ -121,4 +125,6 @@ class EWC(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"])
         self.task = state["task"]
-        self.curvature, self.weighted = list(state["curvature"]), list(state["weighted"])
+        with torch.no_grad():  # in place, where a graph finds them
+            torch._foreach_copy_(self.curvature, state["curvature"])
+            torch._foreach_copy_(self.weighted, state["weighted"])

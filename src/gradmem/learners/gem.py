@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradmem.gradients import MemoryGradients, set_gradient
-from gradmem.graphs import GraphedSteps
 from gradmem.learners.base import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
@@ -70,20 +69,20 @@ class GEM(Learner):
         graphs: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr, seed, graphs)
         self.project = Projection(margin, margin_rule)
         self.memory = EpisodicMemory(memories, budget)
+        self.memory.masks = self.masks
         self.memory_gradients = MemoryGradients(
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
-        self.take = GraphedSteps(graphs and not self.is_random)
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
         past = self.memory.others(t)
 
-        def step(x: Tensor, y: Tensor) -> Any:
-            G, g = self.memory_gradients.with_batch(past, x, y)
+        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> Any:
+            G, g = self.memory_gradients.with_batch(past, x, y, mask)
             self.require_finite(g.sum())
             g_tilde = self.project(g, G)  # equation 12
             set_gradient(self.network, g_tilde)
@@ -91,7 +90,7 @@ class GEM(Learner):
             return past, G, g_tilde
 
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
-        self.take(tuple(stack.key for stack in past), step, x, y)
+        self.take(tuple(stack.key for stack in past), step, x, y, self.mask(t))
 
     @property
     def gradients(self) -> str:

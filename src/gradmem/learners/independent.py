@@ -24,7 +24,7 @@ class Independent(Learner):
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, seed, graphs
         See `Learner`. The network is the pattern of all others and is not trained itself.
     start
         What a new task's network starts from: "copy" of the one trained last, or "random" weights.
@@ -43,9 +43,14 @@ class Independent(Learner):
     STARTS = ("copy", "random")
 
     def __init__(
-        self, network: nn.Module, lr: float = 0.1, start: str = "copy", seed: int = 0
+        self,
+        network: nn.Module,
+        lr: float = 0.1,
+        start: str = "copy",
+        seed: int = 0,
+        graphs: bool = True,
     ) -> None:
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr, seed, graphs)
         self.start = one_of("start", start, self.STARTS)
         self.task: Hashable | None = None
         self.pattern = copy.deepcopy(network)
@@ -56,9 +61,13 @@ class Independent(Learner):
         if t not in self.networks:
             self._add(t)
         self.task, self.network, self.optimiser = t, self.networks[t], self.optimisers[t]
-        self.optimiser.zero_grad()
-        self.loss(x, t, y).backward()
-        self.optimiser.step()
+
+        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+            self.optimiser.zero_grad()
+            self.loss(x, t, y, mask).backward()
+            self.optimiser.step()
+
+        self.take(t, step, x, y, self.mask(t))
 
     def module(self, t: Hashable | None) -> nn.Module:
         return self.networks.get(t, self.pattern)

@@ -23,7 +23,7 @@ class Multimodal(Learner):
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, seed, graphs
         See `Learner`. The network is an `nn.Sequential`; its first layer becomes the pattern of
         the tasks' input layers, the rest is shared.
 
@@ -39,12 +39,14 @@ class Multimodal(Learner):
 
     shares_outputs = False
 
-    def __init__(self, network: nn.Module, lr: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self, network: nn.Module, lr: float = 0.1, seed: int = 0, graphs: bool = True
+    ) -> None:
         if not isinstance(network, nn.Sequential) or len(network) < 2:
             raise TypeError(f"network must be an nn.Sequential of two or more, got {network!r}")
         if not any(True for _ in network[0].parameters()):
             raise ValueError(f"network must begin with a layer that learns, got {network[0]!r}")
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr, seed, graphs)
         self.task: Hashable | None = None
         self.next_input = network[0]
         self.shared = network[1:]
@@ -56,11 +58,15 @@ class Multimodal(Learner):
         if t not in self.inputs:
             self._add(t)
         optimisers = (self.input_optimisers[t], self.shared_optimiser)
-        for optimiser in optimisers:
-            optimiser.zero_grad()
-        self.loss(x, t, y).backward()
-        for optimiser in optimisers:
-            optimiser.step()
+
+        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+            for optimiser in optimisers:
+                optimiser.zero_grad()
+            self.loss(x, t, y, mask).backward()
+            for optimiser in optimisers:
+                optimiser.step()
+
+        self.take(t, step, x, y, self.mask(t))
         self.task, self.network = t, self.module(t)
 
     def module(self, t: Hashable | None) -> nn.Module:

@@ -16,7 +16,7 @@ class Single(Learner):
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, seed, graphs
         See `Learner`.
 
     Examples
@@ -29,6 +29,9 @@ class Single(Learner):
     """
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        self.optimiser.zero_grad()
-        self.loss(x, t, y).backward()
-        self.optimiser.step()
+        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+            self.optimiser.zero_grad()
+            self.loss(x, t, y, mask).backward()
+            self.optimiser.step()
+
+        self.take("any task", step, x, y, self.mask(t))
