@@ -86,9 +86,7 @@ class Examples:
         return Examples(self.x[which], self.y[which], self.divisor)
 
     def _with(self, other: Examples) -> Examples:
-        return Examples(
-            torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), self.divisor
-        )
+        return Examples(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), self.divisor)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples in order, `size` at a time."""
@@ -292,7 +290,8 @@ class Continuum:
         if positive("fraction", fraction) >= 1:
             raise ValueError(f"fraction must be below 1, got {fraction!r}")
         seed = self.seed if seed is None else non_negative_int("seed", seed)
-        tasks, kept_back = [], {}
+        tasks: list[Task] = []
+        kept_back: dict[Hashable, Examples] = {}
         for place, task in zip(self._places, self.tasks, strict=True):
             n = len(task.train)
             lost = max(1, round(fraction * n))

@@ -120,7 +120,8 @@ def keep_continuums(n: int) -> None:
     One of MNIST's takes 170 MB with all its tasks.
     """
     global _continuum
-    _continuum = lru_cache(maxsize=positive_int("n", n))(_new_continuum)
+    if positive_int("n", n) != _continuum.cache_parameters()["maxsize"]:
+        _continuum = lru_cache(maxsize=n)(_new_continuum)
 
 
 def _new_continuum(
