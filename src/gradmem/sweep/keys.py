@@ -44,9 +44,10 @@ def key_of(experiment: Experiment) -> str:
 
     config = experiment.config()
     config |= {"data": fingerprint(experiment.benchmark, experiment.data), "gradmem": __version__}
-    text = json.dumps(_as_one(config), sort_keys=True)
+    config = _as_one(config)
+    text = json.dumps(config, sort_keys=True)
     name = [experiment.benchmark, experiment.learner]
-    name += [f"{name}{value}" for name, value in experiment.settings.items()]
+    name += [f"{name}{value}" for name, value in config["settings"].items()]
     name += [f"{part}{config[part]}" for part in ("held_out", "first_tasks") if part in config]
     readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*name, f"seed{experiment.seed}"]))
     return f"{readable[:150]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
