@@ -620,11 +620,40 @@ def test_an_interrupted_sweep_ends_its_workers_and_says_how_to_go_on(tmp_path):
     said = said_by(process, code=130)
     assert f"`gradmem sweep {out}` goes on" in said
     assert "Traceback" not in said
-    for entry in Store(out).log():
-        with pytest.raises(ProcessLookupError):
-            os.kill(entry["pid"], 0)
+    assert workers_in(out) == []
     assert events(out)["failed"] == 0
     assert not list(out.rglob("failure.json"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_workers_whose_parent_is_killed_finish_their_runs_and_end(tmp_path):
+    Store(tmp_path).open(tiny(grids={"mnist-rotations": {"gem": {"lr": [0.01, 0.03, 0.1, 0.3]}}}))
+    process = command(tmp_path, "--workers", 2)
+    deadline = time.monotonic() + 60
+    while events(tmp_path)["started"] < 1 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    while workers_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert workers_in(tmp_path) == []
+    assert events(tmp_path)["started"] == events(tmp_path)["finished"] >= 1
+    run_sweep(tmp_path, None, InTurn())
+    assert events(tmp_path) == {"started": 5, "finished": 5}
+
+
+def workers_in(folder):
+    """The processes that ran something and are still there."""
+    alive = []
+    for pid in {entry["pid"] for entry in Store(folder).log()}:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        stat = Path(f"/proc/{pid}/stat")  # an orphan may stay a zombie where nobody collects it
+        if not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"):
+            alive.append(pid)
+    return alive
 
 
 # Choosing ------------------------------------------------------------------------------------
