@@ -118,7 +118,7 @@ def test_a_folder_without_data_says_what_to_do(tmp_path):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "report", "data"])
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "report", "data"])
 def test_help_is_there(command):
     assert "Usage: " in gradmem(command, "--help")
     assert command in gradmem("--help")

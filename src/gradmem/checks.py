@@ -149,6 +149,19 @@ def continues_identically_from_its_state(make: Make) -> None:
             assert torch.equal(learner.predict(x, t), other.predict(x, t)), f"differs on {t}"
 
 
+def starts_again_from_the_state_of_a_new_one(make: Make) -> None:
+    """So that one learner, with what it recorded and chose, can do run after run."""
+    networks = [mlp([N_INPUTS, 16, 16, N_CLASSES], seed=seed) for seed in (1, 5, 5)]
+    used, new, state_of = (
+        _new(make, network, seed) for network, seed in zip(networks, (0, 9, 9), strict=True)
+    )
+    _train(used, "abca")
+    used.load_state_dict(state_of.state_dict())
+    for learner in (used, new):
+        _train(learner, "abc")
+    _same(new.state_dict(), used.state_dict(), "a learner that started again went another way")
+
+
 def refuses_another_kind_of_state(make: Make) -> None:
     learner = _new(make)
     _train(learner)
@@ -177,6 +190,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     leaves_the_global_generator_alone,
     predicting_changes_nothing,
     continues_identically_from_its_state,
+    starts_again_from_the_state_of_a_new_one,
     refuses_another_kind_of_state,
     refuses_bad_input_and_stays_as_it_was,
 )

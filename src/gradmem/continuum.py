@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +23,9 @@ BATCHES_PER_FETCH = 64
 
 #: The descriptor of a continuum whose tasks were mixed by `Continuum.shuffled`.
 IID = "iid"
+
+# Part of a seed: what is held out has nothing to do with the order of what is left.
+_HELD_OUT = 0x5E7A51DE
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +80,14 @@ class Examples:
         """The same examples on a device; itself if they are there already."""
         x, y = self.x.to(device), self.y.to(device)
         return self if x is self.x and y is self.y else Examples(x, y, self.divisor)
+
+    def _part(self, which: Tensor) -> Examples:
+        """The examples at these positions, as they are stored."""
+        which = which.to(self.y.device)
+        return Examples(self.x[which], self.y[which], self.divisor)
+
+    def _with(self, other: Examples) -> Examples:
+        return Examples(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), self.divisor)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples in order, `size` at a time."""
@@ -279,6 +291,54 @@ class Continuum:
             tests=self.tests,
             outputs=self.outputs,
         )
+
+    def held_out(self, fraction: float = 0.1, seed: int | None = None) -> Continuum:
+        """A continuum for choosing settings: tested on a part of each task's training examples.
+
+        Every task loses `fraction` of its training examples (at least one), and these become its
+        test set. The test sets of this continuum are not looked at, so what is chosen here can be
+        reported there. A task that comes back is tested on what all its visits lose.
+
+        Parameters
+        ----------
+        fraction
+            Of each task's training examples, above 0 and below 1.
+        seed
+            Governs which examples are held out; if left out, the continuum's own. A task loses the
+            same ones whether the continuum is sliced before or after.
+
+        Examples
+        --------
+        >>> x, y = torch.arange(20.0)[:, None], torch.arange(20) % 2
+        >>> continuum = Continuum([Task("a", (x, y), (x, y))])
+        >>> chosen_on = continuum.held_out(0.25)
+        >>> len(chosen_on.tasks[0].train), len(chosen_on.tests["a"])
+        (15, 5)
+        """
+        if positive("fraction", fraction) >= 1:
+            raise ValueError(f"fraction must be below 1, got {fraction!r}")
+        seed = self.seed if seed is None else non_negative_int("seed", seed)
+        tasks: list[Task] = []
+        kept_back: dict[Hashable, Examples] = {}
+        for place, task in zip(self._places, self.tasks, strict=True):
+            n = len(task.train)
+            lost = max(1, round(fraction * n))
+            if lost >= n:
+                raise ValueError(
+                    f"{task.label} has {n} training examples: too few to hold out {fraction!r}"
+                )
+            drawn = np.random.default_rng([seed, _HELD_OUT, place, 0]).permutation(n)
+            out, left = (torch.from_numpy(np.sort(part)) for part in np.split(drawn, [lost]))
+            rest = copy.copy(task)
+            rest.train, part = task.train._part(left), task.train._part(out)
+            before = kept_back.get(task.t)
+            kept_back[task.t] = part if before is None else before._with(part)
+            tasks.append(rest)
+        for task in tasks:
+            task.test = kept_back[task.t]
+        continuum = copy.copy(self)
+        continuum.tasks, continuum.tests = tuple(tasks), kept_back
+        return continuum
 
     def to(self, device: torch.device | str) -> Continuum:
         """The same continuum with its data on a device; itself if it is there already."""

@@ -14,16 +14,18 @@ from gradmem.continuum import Continuum
 from gradmem.learners import Learner
 from gradmem.protocol import Progress, Result, run
 from gradmem.recipes import build_learner, settings_for
-from gradmem.validation import non_negative_int, one_of, positive_int
+from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "keep_continuums"]
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One learner on one benchmark with one seed.
 
-    `settings` left out are the paper's for that learner and benchmark.
+    `settings` left out are the paper's for that learner and benchmark. For choosing settings there
+    are `first_tasks`, which ends the continuum after so many tasks, and `held_out`, which tests on
+    that fraction of every task's training examples and leaves the test sets alone.
 
     Examples
     --------
@@ -48,6 +50,8 @@ class Experiment:
     shuffled: bool = False
     every: int | None = None
     device: str = "cpu"
+    held_out: float | None = None
+    first_tasks: int | None = None
 
     def __post_init__(self) -> None:
         one_of("benchmark", self.benchmark, BENCHMARKS)
@@ -58,6 +62,10 @@ class Experiment:
             positive_int(name, getattr(self, name))
         if self.every is not None:
             positive_int("every", self.every)
+        if self.held_out is not None and positive("held_out", self.held_out) >= 1:
+            raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
+        if self.first_tasks is not None:
+            positive_int("first_tasks", self.first_tasks)
         if isinstance(self.order, list):
             object.__setattr__(self, "order", tuple(self.order))
         try:
@@ -68,10 +76,15 @@ class Experiment:
 
     def config(self) -> dict[str, Any]:
         """This experiment as plain data, for `config.json`."""
-        return asdict(self)
+        config = asdict(self)
+        for name in ("held_out", "first_tasks"):  # other runs keep the config they always had
+            if config[name] is None:
+                del config[name]
+        return config
 
     def continuum(self) -> Continuum:
-        continuum = _continuum(
+        """What is learned, on this experiment's device; kept for the next experiment on it."""
+        return _continuum(
             self.benchmark,
             self.n_tasks,
             self.examples_per_task,
@@ -80,19 +93,54 @@ class Experiment:
             self.order,
             self.seed,
             self.data,
+            first_tasks=self.first_tasks,
+            held_out=self.held_out,
+            shuffled=self.shuffled,
+            device=self.device,
         )
-        return continuum.shuffled() if self.shuffled else continuum
 
     def new_learner(self) -> Learner:
         return build_learner(
             self.learner, dict(self.settings), self.n_tasks, self.seed, self.device
         )
 
-    def run(self, on_progress: Callable[[Progress], None] | None = None) -> Result:
-        return run(self.new_learner(), self.continuum(), self.every, on_progress)
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] | None = None,
+        learner: Learner | None = None,
+    ) -> Result:
+        """Train a new learner and measure it; or `learner`, in the state of a new one."""
+        learner = self.new_learner() if learner is None else learner
+        return run(learner, self.continuum(), self.every, on_progress)
 
 
-@lru_cache(maxsize=1)
-def _continuum(benchmark: str, *arguments: Any) -> Continuum:
-    """The last continuum is kept: comparing learners means giving them the same one."""
-    return BENCHMARKS[benchmark](*arguments)
+def keep_continuums(n: int) -> None:
+    """Keep the last `n` continuums in this process, not just one, for runs that come back to them.
+
+    One of MNIST's takes 170 MB with all its tasks.
+    """
+    global _continuum
+    if positive_int("n", n) != _continuum.cache_parameters()["maxsize"]:
+        _continuum = lru_cache(maxsize=n)(_new_continuum)
+
+
+def _new_continuum(
+    benchmark: str,
+    *arguments: Any,
+    first_tasks: int | None,
+    held_out: float | None,
+    shuffled: bool,
+    device: str,
+) -> Continuum:
+    continuum = BENCHMARKS[benchmark](*arguments)
+    if first_tasks is not None:
+        continuum = continuum[:first_tasks]
+    if held_out is not None:
+        continuum = continuum.held_out(held_out)
+    if shuffled:
+        continuum = continuum.shuffled()
+    return continuum.to(device)
+
+
+#: The last continuum is kept: comparing learners means giving them the same one.
+_continuum = lru_cache(maxsize=1)(_new_continuum)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gradmem.benchmarks import BENCHMARKS
 from gradmem.cli.progress import Display
+from gradmem.cli.sweep import sweep
 from gradmem.continuum import IID
 from gradmem.data import DataError, load_mnist
 from gradmem.experiment import Experiment
@@ -296,6 +297,9 @@ def data_command(
     """Find or fetch MNIST, check it, and say where it is."""
     images = load_mnist(data)
     console.print(f"MNIST: {images}\nfrom {images.source}", highlight=False, soft_wrap=True)
+
+
+app.command()(sweep)
 
 
 def main() -> None:

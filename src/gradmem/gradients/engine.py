@@ -73,6 +73,7 @@ class MemoryGradients:
                 f'gradients="batched" has no rule for {type(layer).__name__}; "auto" finds a way'
             )
         self.method: str | None = None if method == "auto" else method
+        self._automatic = method == "auto"
         self.tasks_per_chunk = (
             None if tasks_per_chunk is None else positive_int("tasks_per_chunk", tasks_per_chunk)
         )
@@ -105,7 +106,10 @@ class MemoryGradients:
         batch = Stack(x[None], y[None], (len(y),), None if mask is None else mask[None])
         k = sum(len(stack) for stack in stacks)
         g = self._rows(1).new_empty((1, self._rows(1).shape[1]))
-        compute = self._ready([*stacks, batch])
+        # Alone, a batch takes the loop whatever was chosen since: a learner that is put back to its
+        # start does what a new one does, to the last bit.
+        alone = self._automatic and not stacks
+        compute = loop_gradients if alone else self._ready([*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
         if isinstance(compute, ChainGradients) and whole:
             G = self._rows(k)

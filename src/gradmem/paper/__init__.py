@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["appendix_b"]
+__all__ = ["appendix_b", "grids"]
 
 
 @cache
@@ -23,4 +23,21 @@ def appendix_b() -> dict[str, dict[str, dict[str, Any]]]:
     (20, 0.8607)
     """
     text = files("gradmem.paper").joinpath("appendix_b.json").read_text()
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+@cache
+def grids() -> dict[str, dict[str, dict[str, list[Any]]]]:
+    """Appendix A: benchmark → learner → setting → the values that were tried.
+
+    What is not named there (how many memories, say) is as in the best values, `gradmem.recipes`.
+    "finetune" is called `start` here, GEM's γ `margin`, iCaRL's regularization `distillation` and
+    its memory size `budget`.
+
+    Examples
+    --------
+    >>> grids()["mnist-rotations"]["independent"]["start"]
+    ['copy', 'random']
+    """
+    text = files("gradmem.paper").joinpath("grids.json").read_text()
     return json.loads(text)  # type: ignore[no-any-return]

@@ -1,0 +1,222 @@
+"""`gradmem sweep`: try settings, choose the best honestly, and run those."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradmem.benchmarks import BENCHMARKS
+from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.paper import grids
+from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Sweep, run_sweep
+from gradmem.sweep.executors import cores
+from gradmem.sweep.plan import FIRST_FINAL_SEED
+from gradmem.validation import one_of
+
+__all__ = ["sweep"]
+
+console = Console()
+
+WHAT = "What is run"
+STREAM = "The continuum (where left out, as in the paper)"
+WHERE = "Where it is run"
+
+
+def sweep(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A sweep's folder, to go on with it.")
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One or more of {', '.join(BENCHMARKS)}, with commas.", rich_help_panel=WHAT
+        ),
+    ] = None,
+    learners: Annotated[
+        str | None,
+        typer.Option(help="Names with commas. (default: all in the grid)", rich_help_panel=WHAT),
+    ] = None,
+    grid: Annotated[
+        str,
+        typer.Option(
+            help='"paper" (its Appendix A), or a JSON file: {"gem": {"lr": [0.03, 0.1]}}.',
+            rich_help_panel=WHAT,
+        ),
+    ] = "paper",
+    seeds: Annotated[
+        int, typer.Option(help="How many to choose with, from 0 on.", rich_help_panel=WHAT)
+    ] = 3,
+    select: Annotated[
+        str,
+        typer.Option(
+            help="What settings are chosen on. "
+            + "; ".join(f"{name}: {what}" for name, what in MODES.items())
+            + ".",
+            rich_help_panel=WHAT,
+        ),
+    ] = "validation",
+    final_seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="How many to run the chosen settings with, other ones: from "
+            f"{FIRST_FINAL_SEED} on. (default: as --seeds)",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    held_out: Annotated[
+        float,
+        typer.Option(help="Part of each training set to choose on.", rich_help_panel=WHAT),
+    ] = 0.1,
+    first_tasks: Annotated[
+        int, typer.Option(help="For --select first-tasks: how many.", rich_help_panel=WHAT)
+    ] = 3,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help='"sample" or a folder. Left out: GRADMEM_DATA, the cache, or a download.',
+            rich_help_panel=STREAM,
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None, typer.Option(help="How many.", rich_help_panel=STREAM, show_default=False)
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Training examples per task.", rich_help_panel=STREAM)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples per step.", rich_help_panel=STREAM)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over each task.", rich_help_panel=STREAM)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder; one that holds a sweep is extended. (default: sweeps/BENCHMARK)",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that run at a time. (default: one per core; on a GPU: 1)",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
+    ] = False,
+) -> None:
+    """Try all settings of a grid, choose the best, and report those on the test sets.
+
+    gradmem sweep --benchmark mnist-rotations --learners single,gem --data sample --out my-sweep
+
+    gradmem sweep my-sweep    goes on where it was stopped; several may work in one folder
+    """
+    if folder is not None and out is not None and folder != out:
+        raise ValueError(f"a sweep has one folder, got {folder} and --out {out}")
+    common = {
+        "data": data,
+        "n_tasks": tasks,
+        "examples_per_task": examples,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "device": device,
+    }
+    asked = {name: value for name, value in common.items() if value is not None}
+    plan = None
+    where = folder or out
+    if benchmark is not None:
+        names = _names(benchmark)
+        plan = Sweep(
+            grids={name: _grid(grid, name, learners) for name in names},
+            seeds=tuple(range(seeds)),
+            select=select,
+            final_seeds=_final_seeds(select, seeds if final_seeds is None else final_seeds),
+            held_out=held_out,
+            first_tasks=first_tasks,
+            common=asked,
+        )
+        where = where or Path("sweeps", "-".join(names))
+    elif where is None:
+        raise ValueError("--benchmark for a new sweep, or the FOLDER of one to go on with")
+    elif asked or learners or grid != "paper":
+        raise ValueError("a sweep is extended by giving all its options: --benchmark is missing")
+    with SweepDisplay(console) as display:
+        try:
+            done = run_sweep(where, plan, _executor(workers, where, plan), retry_failed, display)
+        except KeyboardInterrupt:
+            display.stop()
+            console.print(
+                f"Stopped after {display.done} runs, which are kept. `gradmem sweep {where}` "
+                "goes on.",
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise typer.Exit(130) from None
+    _report(done, where)
+
+
+def _report(done: Finished, where: Path) -> None:
+    if done.failed:
+        console.print(f"{len(done.failed)} runs failed:", highlight=False)
+        for run, error in done.failed[:5]:
+            console.print(f"  {run.key}: {error}", highlight=False, markup=False, soft_wrap=True)
+        if len(done.failed) > 5:
+            console.print(f"  and {len(done.failed) - 5} more (failure.json)", highlight=False)
+        console.print("Settings that failed are not chosen. --retry-failed tries them again.")
+    if not done.runs:
+        raise FloatingPointError("no setting finished with all seeds")
+    rows = summarize(done.runs)
+    folder = where / "report"
+    folder.mkdir(exist_ok=True)
+    table = folder / "table.md"
+    table.write_text(markdown_table(rows))
+    draw_pictures(rows, folder)
+    console.print(terminal_table(rows))
+    for path in (where / "chosen.json", table):
+        console.print(f"Written: {path}", highlight=False, soft_wrap=True)
+
+
+def _executor(workers: int | None, where: Path, plan: Sweep | None) -> Executor:
+    from gradmem.sweep import Store
+
+    device = (plan or Store(where).sweep()).device
+    if workers is None:
+        workers = 1 if device.startswith("cuda") else cores()
+    return InTurn() if workers == 1 else Processes(workers)
+
+
+def _final_seeds(select: str, n: int) -> tuple[int, ...]:
+    # As published: what was chosen is what is reported.
+    first = 0 if select == "test-as-published" else FIRST_FINAL_SEED
+    return tuple(range(first, first + n))
+
+
+def _grid(grid: str, benchmark: str, learners: str | None) -> dict[str, Any]:
+    if grid == "paper":
+        known = grids()[one_of("a benchmark with a grid in the paper", benchmark, grids())]
+    else:
+        try:
+            known = json.loads(Path(grid).read_text())
+        except FileNotFoundError:
+            raise ValueError(f'--grid must be "paper" or a JSON file, got {grid!r}') from None
+        except ValueError as error:
+            raise ValueError(f"{grid} is no JSON: {error}") from None
+        if not isinstance(known, dict):
+            raise ValueError(f'{grid} must hold {{"learner": {{"setting": [values]}}}}')
+    if learners is None:
+        return known
+    return {name: known[one_of("a learner in the grid", name, known)] for name in _names(learners)}
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))

@@ -1,0 +1,109 @@
+"""A sweep on the terminal: how many runs, how long still, and the best so far."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from gradmem.sweep import Choice, Event
+
+__all__ = ["SweepDisplay"]
+
+#: Seconds between lines where there is no terminal.
+PAUSE = 10.0
+
+
+class SweepDisplay:
+    """Called with each `Event`: live where there is a terminal, a line now and then where not."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.done = 0
+        self._bars = Bars(
+            TextColumn("[bold]{task.description:<10}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> SweepDisplay:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """The sweep has got this far."""
+        self.done += event.run is not None
+        if self._live:
+            self._show(self._live, event)
+        else:
+            self._tell(event)
+
+    def _show(self, live: Live, event: Event) -> None:
+        left = _left(event.seconds_left)
+        if event.phase not in self._tasks:
+            self._tasks[event.phase] = self._bars.add_task(event.phase, total=None, left="")
+        bar = self._tasks[event.phase]
+        self._bars.update(bar, total=event.total, completed=event.done, left=left)
+        live.update(Group(self._bars, _table(event.best)))
+
+    def _tell(self, event: Event) -> None:
+        if event.outcome is not None and event.outcome.error:
+            assert event.run is not None
+            self._print(f"  {event.run.key} failed: {event.outcome.error}")
+        now, at_an_end = time.monotonic(), event.run is None or event.done == event.total
+        if not at_an_end and now - self._last < PAUSE:
+            return
+        self._last = now
+        left = _left(event.seconds_left)
+        self._print(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
+        if event.phase == "selection" and event.run is not None:
+            for choice in event.best:
+                self._print("  best so far: " + ", ".join(_cells(choice)))
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(best: list[Choice]) -> Table:
+    table = Table(title="best so far, on the data for choosing", title_justify="left")
+    for heading in ("benchmark", "learner", "settings", "ACC", "seeds"):
+        table.add_column(heading, justify="right" if heading in ("ACC", "seeds") else "left")
+    for choice in best:
+        table.add_row(*_cells(choice))
+    return table
+
+
+def _cells(choice: Choice) -> list[str]:
+    settings = " ".join(f"{name}={value}" for name, value in choice.settings.items())
+    return [choice.benchmark, choice.learner, settings, f"{choice.acc:.3f}", str(choice.seeds)]
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    minutes = round(seconds / 60)
+    return f"{minutes} min left" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min left"
