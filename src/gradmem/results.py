@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from gradmem.experiment import Experiment
+from gradmem.machine import cores, processor
 from gradmem.protocol import Result
 
-__all__ = ["Run", "RunFolder", "find_runs", "write_json"]
+__all__ = ["Run", "RunFolder", "find_runs", "write_json", "write_whole"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
@@ -138,12 +141,16 @@ def find_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Run]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` so that the file is either the old one or the whole new one."""
-    text = json.dumps(_plain(value), indent=1, allow_nan=False)
+    """Write `value`, whole or not at all."""
+    write_whole(path, json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` so that the file is either the old one or the whole new one."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         if sys.platform != "win32":

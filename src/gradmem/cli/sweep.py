@@ -11,10 +11,10 @@ from rich.console import Console
 
 from gradmem.benchmarks import BENCHMARKS
 from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.machine import cores
 from gradmem.paper import grids
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
 from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Sweep, run_sweep
-from gradmem.sweep.executors import cores
 from gradmem.sweep.plan import FIRST_FINAL_SEED
 from gradmem.validation import one_of
 

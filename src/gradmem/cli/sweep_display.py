@@ -66,7 +66,7 @@ class SweepDisplay:
             self._tasks[event.phase] = self._bars.add_task(event.phase, total=None, left="")
         bar = self._tasks[event.phase]
         self._bars.update(bar, total=event.total, completed=event.done, left=left)
-        live.update(Group(self._bars, _table(event.best)))
+        live.update(Group(self._bars, _table(event.best)) if event.best else self._bars)
 
     def _tell(self, event: Event) -> None:
         if event.outcome is not None and event.outcome.error:

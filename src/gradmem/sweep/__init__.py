@@ -13,7 +13,7 @@
 from gradmem.sweep.executors import Died, Executor, InTurn, Processes
 from gradmem.sweep.keys import Planned, key_of
 from gradmem.sweep.plan import MODES, Sweep
-from gradmem.sweep.runner import Event, Finished, LostWorkerError, run_sweep
+from gradmem.sweep.runner import Event, Finished, LostWorkerError, Phase, run_sweep
 from gradmem.sweep.selection import Choice, Standings, select
 from gradmem.sweep.store import Store
 
@@ -26,6 +26,7 @@ __all__ = [
     "Finished",
     "InTurn",
     "LostWorkerError",
+    "Phase",
     "Planned",
     "Processes",
     "Standings",

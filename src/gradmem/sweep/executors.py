@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
 
+from gradmem.machine import cores
 from gradmem.validation import positive_int
 
-__all__ = ["Died", "Executor", "InTurn", "Processes", "cores"]
+__all__ = ["Died", "Executor", "InTurn", "Processes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -112,13 +113,6 @@ class Processes:
         finally:
             for worker in workers.values():
                 worker.end()
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Worker:

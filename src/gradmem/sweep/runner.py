@@ -18,7 +18,7 @@ from gradmem.sweep.selection import Choice, Standings, choose
 from gradmem.sweep.store import Store
 from gradmem.sweep.timing import TimeLeft
 
-__all__ = ["Event", "Finished", "LostWorkerError", "run_sweep"]
+__all__ = ["Event", "Finished", "LostWorkerError", "Phase", "run_sweep"]
 
 #: How often to look for what other processes are doing, in seconds.
 PATIENCE = 0.5
@@ -33,7 +33,7 @@ class Event:
     """How far a sweep is, after each run and once at the start of each phase."""
 
     phase: str
-    """"selection" or "final"."""
+    """"selection" or "final"; what else consists of runs has names of its own."""
     done: int
     total: int
     seconds_left: float | None
@@ -87,7 +87,9 @@ def run_sweep(
     sweep = whole
     if executor is None:
         executor = InTurn() if sweep.device.startswith("cuda") else Processes()
-    phase = _Phase(store, sweep, executor, retry_failed, on_event)
+    # Where seeds follow each other, the data of all of them are used again and again.
+    keep = len(sweep.seeds) if sweep.device.startswith("cuda") else 1
+    phase = Phase(store, executor, keep, retry_failed, on_event)
     failed = phase.make("selection", planned)
     choices = choose(store, planned, len(sweep.seeds))
     chosen = [(choice.benchmark, choice.learner, choice.settings) for choice in choices]
@@ -116,22 +118,32 @@ def _described(choice: Choice, made: Sequence[Planned]) -> dict[str, Any]:
     return asdict(choice) | {"runs": keys}
 
 
-class _Phase:
-    """Makes all of some runs, together with whoever else works in the folder."""
+class Phase:
+    """Makes all of some runs, together with whoever else works in the folder.
+
+    Parameters
+    ----------
+    store
+        The folder.
+    executor
+        Where runs are made.
+    continuums
+        How many each process keeps; see `Perform`.
+    retry_failed, on_event
+        See `run_sweep`.
+    """
 
     def __init__(
         self,
         store: Store,
-        sweep: Sweep,
         executor: Executor,
-        retry_failed: bool,
-        on_event: Callable[[Event], None] | None,
+        continuums: int = 1,
+        retry_failed: bool = False,
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.store, self.executor, self.retry_failed = store, executor, retry_failed
         self.on_event = on_event or (lambda event: None)
-        # Where seeds follow each other, the data of all of them are used again and again.
-        keep = len(sweep.seeds) if sweep.device.startswith("cuda") else 1
-        self.perform = Perform(store.path, keep)
+        self.perform = Perform(store.path, continuums)
         self.standings = Standings()
 
     def make(self, name: str, planned: Sequence[Planned]) -> dict[str, tuple[Planned, str]]:

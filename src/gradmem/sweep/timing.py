@@ -10,11 +10,14 @@ from gradmem.experiment import Experiment
 
 __all__ = ["TimeLeft"]
 
-_Kind = tuple[str, str]
+_Kind = tuple[str, str, int, bool]
 
 
 class TimeLeft:
-    """Learners differ in how long they take, so each has a mean of its own once it is known."""
+    """Learners differ in how long they take, so each has a mean of its own once it is known.
+
+    So has each number of epochs.
+    """
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self._left: Counter[_Kind] = Counter(map(_kind, experiments))
@@ -42,4 +45,4 @@ class TimeLeft:
 
 
 def _kind(experiment: Experiment) -> _Kind:
-    return experiment.benchmark, experiment.learner
+    return experiment.benchmark, experiment.learner, experiment.epochs, experiment.shuffled
