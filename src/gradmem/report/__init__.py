@@ -1,12 +1,15 @@
 """From finished runs to a table, pictures and a page."""
 
 from gradmem.report.page import write_page
-from gradmem.report.pictures import draw_pictures
-from gradmem.report.summary import Row, summarize
+from gradmem.report.pictures import draw_bars, draw_first_task, draw_pictures
+from gradmem.report.summary import Estimate, Row, summarize
 from gradmem.report.table import markdown_table, terminal_table
 
 __all__ = [
+    "Estimate",
     "Row",
+    "draw_bars",
+    "draw_first_task",
     "draw_pictures",
     "markdown_table",
     "summarize",

@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.report.published import PUBLISHED, published
+from gradmem.report.published import PUBLISHED, published, published_first_task
 from gradmem.report.styles import DASHES, SHADES, Style, paler, styles
 from gradmem.report.summary import MemoryLine, Row, leading, memory_lines
 
-__all__ = ["draw_pictures"]
+__all__ = ["draw_bars", "draw_first_task", "draw_pictures"]
 
 #: Rows of one benchmark that a picture can hold, and matrices drawn. The page has all of them.
 LIMIT = 8
 
 METRICS = ("acc", "bwt", "fwt")
+
+#: For papers and for screens.
+FORMATS = ("png", "pdf")
+
+#: A published curve, under the measured one of its colour.
+THIN: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 1.1, "alpha": 0.8, "zorder": 1}
 
 
 def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
@@ -39,7 +45,6 @@ def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
         The files written.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     look = styles(row.learner for row in rows)
     written = []
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
@@ -47,8 +52,8 @@ def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
         members = leading(every, LIMIT)
         for row in members:
             written += _matrix(row, folder)
-        written += _first_task(benchmark, members, look, folder)
-        written += _bars(benchmark, members, look, folder)
+        written += draw_first_task(benchmark, members, folder, look)
+        written += draw_bars(benchmark, members, folder, look)
         lines = memory_lines(every)
         if lines:
             lines.sort(key=lambda line: -max(row.estimate("acc").mean for row in line.rows))
@@ -77,10 +82,15 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     return _save(figure, folder, f"R-{_slug(row.benchmark)}-{_slug(row.name)}")
 
 
-def _first_task(
-    benchmark: str, rows: Sequence[Row], look: dict[str, Style], folder: Path
+def draw_first_task(
+    benchmark: str,
+    rows: Sequence[Row],
+    folder: str | Path,
+    look: dict[str, Style] | None = None,
+    formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """Test accuracy on the first task as more of the continuum is observed."""
+    """Test accuracy on the first task as more of the continuum is observed (Figure 1, right)."""
+    look = look or styles(row.learner for row in rows)
     figure, axes = _figure(width=7, height=4.2)
     for row in rows:
         examples, accuracy = row.first_task
@@ -95,17 +105,31 @@ def _first_task(
             markersize=4,
             label=_short(row.name),
         )
+    for row in rows:
+        known = published_first_task(row)
+        if known is not None:
+            x = np.linspace(0, row.first_task[0][-1], len(known))
+            axes.plot(x, known, color=look[row.learner].colour, **THIN)
+    if any(published_first_task(row) is not None for row in rows):
+        axes.plot([], [], color="black", label=PUBLISHED, **THIN)
     axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned")
     axes.set_xlabel("examples observed")
     axes.set_ylabel("test accuracy on the first task")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     _legend(figure, axes)
-    return _save(figure, folder, f"first-task-{_slug(benchmark)}")
+    return _save(figure, folder, f"first-task-{_slug(benchmark)}", formats)
 
 
-def _bars(benchmark: str, rows: Sequence[Row], look: dict[str, Style], folder: Path) -> list[Path]:
+def draw_bars(
+    benchmark: str,
+    rows: Sequence[Row],
+    folder: str | Path,
+    look: dict[str, Style] | None = None,
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:
     """ACC, BWT and FWT side by side, as in the paper's Figure 1."""
+    look = look or styles(row.learner for row in rows)
     figure, axes = _figure(width=7, height=3.6)
     width = 0.8 / len(rows)
     marks: list[tuple[float, float]] = []
@@ -147,7 +171,7 @@ def _bars(benchmark: str, rows: Sequence[Row], look: dict[str, Style], folder: P
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     _legend(figure, axes)
-    return _save(figure, folder, f"bars-{_slug(benchmark)}")
+    return _save(figure, folder, f"bars-{_slug(benchmark)}", formats)
 
 
 def _memory(
@@ -202,8 +226,12 @@ def _legend(figure: Any, axes: Any) -> None:
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def _save(figure: Any, folder: Path, name: str) -> list[Path]:
-    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+def _save(
+    figure: Any, folder: str | Path, name: str, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{kind}" for kind in formats]
     for path in paths:
         # Without a date in it, the same runs make the same file.
         date = {"CreationDate": None} if path.suffix == ".pdf" else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradmem.metrics import transfer_metrics
 from gradmem.paper import appendix_b
 from gradmem.recipes import RECIPES
 from gradmem.report.summary import Row
 
-__all__ = ["PUBLISHED", "published"]
+__all__ = ["PUBLISHED", "published", "published_first_task"]
 
 #: What such a value is called in a legend.
 PUBLISHED = "published (one run)"
@@ -20,6 +22,21 @@ def published(row: Row) -> dict[str, float] | None:
     T − 1. None where the paper has no such R: for other settings, more epochs, mixed data, or
     another number of tasks.
     """
+    entry = _entry(row)
+    if entry is None:
+        return None
+    metrics = transfer_metrics(entry["R"], entry["baseline"])
+    return {"acc": metrics.acc, "bwt": metrics.bwt, "fwt": metrics.fwt}
+
+
+def published_first_task(row: Row) -> list[float] | None:
+    """The accuracy on the first task before training and after each task, from the same R."""
+    entry = _entry(row)
+    return None if entry is None else [after[0] for after in (entry["baseline"], *entry["R"])]
+
+
+def _entry(row: Row) -> dict[str, Any] | None:
+    """The row's matrix in Appendix B."""
     entry = appendix_b().get(row.benchmark, {}).get(row.learner)
     run = row.runs[0]
     recipe = RECIPES.get(row.benchmark, {}).get(row.learner, {})
@@ -32,5 +49,4 @@ def published(row: Row) -> dict[str, float] | None:
         or any(settings.get(name) != value for name, value in recipe.items())
     ):
         return None
-    metrics = transfer_metrics(entry["R"], entry["baseline"])
-    return {"acc": metrics.acc, "bwt": metrics.bwt, "fwt": metrics.fwt}
+    return entry
