@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gradmem.benchmarks import BENCHMARKS
+from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
 from gradmem.cli.sweep import sweep
 from gradmem.continuum import IID
@@ -300,6 +301,7 @@ def data_command(
 
 
 app.command()(sweep)
+app.command()(paper)
 
 
 def main() -> None:

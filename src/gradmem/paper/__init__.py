@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["appendix_b", "grids"]
+__all__ = ["appendix_b", "grids", "reasons", "tables"]
 
 
 @cache
@@ -22,8 +22,7 @@ def appendix_b() -> dict[str, dict[str, dict[str, Any]]]:
     >>> len(published["R"]), published["printed"]["acc"]
     (20, 0.8607)
     """
-    text = files("gradmem.paper").joinpath("appendix_b.json").read_text()
-    return json.loads(text)  # type: ignore[no-any-return]
+    return _read("appendix_b.json")  # type: ignore[no-any-return]
 
 
 @cache
@@ -39,5 +38,33 @@ def grids() -> dict[str, dict[str, dict[str, list[Any]]]]:
     >>> grids()["mnist-rotations"]["independent"]["start"]
     ['copy', 'random']
     """
-    text = files("gradmem.paper").joinpath("grids.json").read_text()
-    return json.loads(text)  # type: ignore[no-any-return]
+    return _read("grids.json")  # type: ignore[no-any-return]
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Tables 1 to 3, as printed.
+
+    "table-1": benchmark → learner → seconds. "table-2": learner → examples remembered in all → ACC.
+    "table-3": learner, or "single, shuffled data" → epochs → metric → value.
+
+    Examples
+    --------
+    >>> tables()["table-3"]["gem"]["5"]
+    {'acc': 0.89, 'bwt': -0.02}
+    """
+    return _read("tables.json")  # type: ignore[no-any-return]
+
+
+@cache
+def reasons() -> list[dict[str, Any]]:
+    """Why a published number may lie outside of what is measured here, as far as it is known.
+
+    Each has `when`, the values of a comparison that it is about (see `gradmem.paper.compare`), and
+    `why`.
+    """
+    return _read("reasons.json")  # type: ignore[no-any-return]
+
+
+def _read(name: str) -> Any:
+    return json.loads(files("gradmem.paper").joinpath(name).read_text("utf-8"))

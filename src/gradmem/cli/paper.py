@@ -1,0 +1,197 @@
+"""`gradmem paper`: the paper's figure, tables and matrices, with error bars, beside what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.paper.compare import compare
+from gradmem.paper.kept import keep, load
+from gradmem.paper.numbers import numbers
+from gradmem.paper.page import summary, write_reproduction
+from gradmem.paper.plan import BENCHMARKS, PARTS, Conditions, Setting, settings_of
+from gradmem.paper.runs import Made, Timed, executor_for, make_runs
+from gradmem.paper.search import keep_search, search
+from gradmem.validation import one_of, positive_int
+
+__all__ = ["paper"]
+
+console = Console()
+
+WHAT = "What is run"
+TRIAL = "A trial, smaller than the paper (its numbers are not compared)"
+WHERE = "Where it is run, and where results go"
+
+
+def paper(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
+    ] = None,
+    benchmarks: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Per setting, from 0 on.", rich_help_panel=WHAT)] = 5,
+    grid: Annotated[
+        bool,
+        typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help='"sample" or a folder. Left out: GRADMEM_DATA, the cache, or a download.',
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(help="How many.", rich_help_panel=TRIAL)] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Training examples per task.", rich_help_panel=TRIAL)
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
+    ] = Path("paper"),
+    kept_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep",
+            help="Folder for small results, one file per setting. (default: OUT/kept)",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Run nothing: make the page from a folder of kept results.",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)] = (
+        "cpu"
+    ),
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that run at a time, but for Table 1. (default: one per two cores; on "
+            "a GPU: 1)",
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
+    ] = False,
+) -> None:
+    """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
+
+    gradmem paper table-3 --seeds 5    one part; stopped or killed, the same command goes on
+
+    gradmem paper --from results/paper --out docs    the page alone
+    """
+    if source is not None:
+        if parts or grid:
+            raise ValueError(
+                "--from makes the whole page and runs nothing: leave out parts, --grid"
+            )
+        _write_page(source, out)
+        return
+    chosen = _parts(parts or ["all"])
+    names = _benchmarks(benchmarks, device)
+    conditions = Conditions(data, device, precision, tasks, examples)
+    settings = settings_of(chosen, names)
+    if not settings:
+        raise ValueError(f"{', '.join(chosen)} has nothing on {', '.join(names)}")
+    command = _command(chosen, names, seeds, conditions, grid)
+    where = kept_in or out / "kept"
+    executor = executor_for(conditions, workers)
+
+    def keep_runs(setting: Setting, runs: Timed) -> None:
+        keep(where, setting, runs, command)
+
+    with SweepDisplay(console) as display:
+        try:
+            made = make_runs(
+                out,
+                settings,
+                range(positive_int("--seeds", seeds)),
+                conditions,
+                executor,
+                retry_failed,
+                on_event=display,
+                on_finished=keep_runs,
+            )
+            for setting, runs in made.runs.items():
+                keep_runs(setting, runs)
+            for name in names if grid else ():
+                done = search(out, name, conditions, seeds, executor, retry_failed, display)
+                keep_search(where, name, done, conditions, command)
+        except KeyboardInterrupt:
+            display.stop()
+            _say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
+            raise typer.Exit(130) from None
+    _tell_failures(made)
+    if not made.runs:
+        raise FloatingPointError("no run finished")
+    _write_page(where, out)
+
+
+def _write_page(source: Path, out: Path) -> None:
+    written = write_reproduction(source, out)
+    _say(summary(compare(numbers(), load(source))).replace("**", ""))
+    _say("Written:")
+    for path in written:
+        _say(f"  {path}")
+
+
+def _tell_failures(made: Made) -> None:
+    for run, error in made.failed:
+        _say(f"{run.key} failed: {error}")
+    if made.failed:
+        _say("What failed is missing below. --retry-failed runs it again.")
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _parts(names: list[str]) -> list[str]:
+    asked = [one_of("a part", name, ("all", *PARTS)) for name in names]
+    return list(PARTS) if "all" in asked else [part for part in PARTS if part in asked]
+
+
+def _benchmarks(text: str | None, device: str) -> list[str]:
+    if text is None:
+        # On a CPU, ResNets take days.
+        cuda = device.startswith("cuda")
+        return [name for name in BENCHMARKS if cuda or name.startswith("mnist")]
+    asked = [one_of("benchmark", name.strip(), BENCHMARKS) for name in text.split(",")]
+    return [name for name in BENCHMARKS if name in asked]
+
+
+def _command(
+    parts: list[str], names: list[str], seeds: int, conditions: Conditions, grid: bool
+) -> str:
+    """What to type to have the same again; where data and results lie is left to who types it."""
+    words = ["gradmem paper", *([] if len(parts) == len(PARTS) else parts)]
+    if names != _benchmarks(None, conditions.device):
+        words.append(f"--benchmarks {','.join(names)}")
+    words.append(f"--seeds {seeds}")
+    options = {
+        "--tasks": conditions.n_tasks,
+        "--examples": conditions.examples_per_task,
+        "--precision": conditions.precision,
+        "--device": None if conditions.device == "cpu" else conditions.device,
+        "--data": conditions.data if conditions.data == "sample" else None,
+    }
+    words += [f"{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join([*words, "--grid"] if grid else words)

@@ -1,0 +1,267 @@
+"""The sections of the reproduction page, each as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradmem.paper import appendix_b, grids
+from gradmem.paper.compare import OUTSIDE, TRIAL, Cells, Comparison
+from gradmem.paper.kept import Kept
+from gradmem.paper.numbers import Number, second_values
+from gradmem.paper.plan import N_TASKS, SHUFFLED, Setting
+from gradmem.paper.text import (
+    interval_text,
+    machine_text,
+    measured,
+    number_text,
+    setting_text,
+    settings_text,
+    table,
+    title,
+)
+from gradmem.report import Estimate
+
+__all__ = [
+    "ORDER",
+    "PICTURES",
+    "appendix_b_section",
+    "figure_1_section",
+    "matrices",
+    "outside_section",
+    "searches_section",
+    "table_1_section",
+    "table_2_section",
+    "table_3_section",
+    "what_was_run_section",
+]
+
+#: The folder of the pictures, beside the page.
+PICTURES = "reproduction"
+
+ORDER = ("mnist-permutations", "mnist-rotations", "cifar100-incremental")
+
+COLUMNS = ["mean", "one more run", "published", "mark"]
+
+
+def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
+    shown = [b for b in ORDER if any(s in kept for s in matrices(b))]
+    missing = [b for b in ORDER if b not in shown]
+    lines = [
+        "## Figure 1",
+        "The figure prints no numbers: it draws those of Appendix B, which are compared below. "
+        "Diamonds and dotted lines are published.",
+    ]
+    for benchmark in shown:
+        names = (f"{PICTURES}/{kind}-{benchmark}.png" for kind in ("bars", "first-task"))
+        lines.append(
+            "\n".join(
+                f"![{what} on {title(benchmark)}]({name})"
+                for what, name in zip(("ACC, BWT and FWT", "First task"), names, strict=True)
+            )
+        )
+    lines += [f"{title(benchmark)}: not run." for benchmark in missing]
+    return "\n\n".join(lines)
+
+
+def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
+    own = [c for c in comparisons if c.number.part == "table-1"]
+    rows = [
+        [
+            title(c.number.setting.benchmark),
+            title(c.number.setting.learner),
+            measured(c.estimate, ".1f"),
+            number_text(c.number),
+            _ratio(c),
+            f"**{OUTSIDE}**: another machine" if c.mark == OUTSIDE else c.mark,
+        ]
+        for c in own
+    ]
+    runs = [kept[c.number.setting] for c in own if c.number.setting in kept]
+    machines = dict.fromkeys(machine_text(one.about["machines"][0], one.about) for one in runs)
+    where = f" They were made on: {'; '.join(machines)}." if machines else ""
+    return "\n\n".join(
+        [
+            "## Table 1: seconds of a whole run",
+            "Training and all evaluations. Runs made here had the machine to themselves, one after "
+            f"another, with all its cores.{where} The published times are of another machine: "
+            "compare the learners within a column, not the columns.",
+            table(["benchmark", "learner", "mean", "published", "published / mean", "mark"], rows),
+        ]
+    )
+
+
+def table_2_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
+    own = [c for c in comparisons if c.number.part == "table-2"]
+    rows = [
+        [title(c.number.setting.learner), f"{_memory(c.number.setting):,}", *_columns(c, notes)]
+        for c in own
+    ]
+    return "\n\n".join(
+        [
+            "## Table 2: ACC and memory on incremental CIFAR-100",
+            table(["learner", "examples remembered", *COLUMNS], rows),
+        ]
+    )
+
+
+def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
+    own = [c for c in comparisons if c.number.part == "table-3"]
+    rows = [
+        [
+            title(SHUFFLED if c.number.setting.shuffled else c.number.setting.learner),
+            str(c.number.setting.epochs),
+            c.number.metric.upper(),
+            *_columns(c, notes),
+        ]
+        for c in own
+    ]
+    return "\n\n".join(
+        [
+            "## Table 3: passes over each task of MNIST rotations",
+            table(["learner", "epochs", "", *COLUMNS], rows),
+        ]
+    )
+
+
+def appendix_b_section(
+    comparisons: Sequence[Comparison], cells: Sequence[Cells], notes: Mapping[Number, int]
+) -> str:
+    own = [c for c in comparisons if c.number.part == "appendix-b"]
+    lines = ["## Appendix B: the matrices R"]
+    for benchmark in ORDER:
+        rows = [
+            [title(c.number.setting.learner), c.number.metric.upper(), *_columns(c, notes)]
+            for c in own
+            if c.number.setting.benchmark == benchmark
+        ]
+        lines += [f"### {title(benchmark)}", table(["learner", "", *COLUMNS], rows)]
+        rows = [
+            [title(c.setting.learner), *_cell_columns(c)]
+            for c in cells
+            if c.setting.benchmark == benchmark
+        ]
+        lines += [
+            "Cell by cell:",
+            table(["learner", "inside", "of the last row", "mean difference"], rows),
+        ]
+    return "\n\n".join(lines)
+
+
+def outside_section(outside: Sequence[Comparison]) -> str:
+    if not outside:
+        return ""
+    lines = []
+    for i, c in enumerate(outside):
+        assert c.estimate is not None
+        spec = _spec(c.number.metric)
+        why = " ".join(c.why) if c.why else "Reason not known."
+        lines.append(
+            f"{i + 1}. {title(c.number.part)}, {setting_text(c.number.setting)}, "
+            f"{c.number.metric.upper()}: published {number_text(c.number)}, here "
+            f"{measured(c.estimate, spec)}, one more run {interval_text(c.low, c.high, spec)}. "
+            f"{why}"
+        )
+    return "## Outside, and why\n\n" + "\n".join(lines)
+
+
+def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) -> str:
+    if not searches:
+        return ""
+    rows = []
+    for found in searches:
+        benchmark = found["benchmark"]
+        for choice in found["choices"]:
+            learner = choice["learner"]
+            names = grids()[benchmark].get(learner, choice["settings"])
+            best = kept.get(Setting(benchmark, learner))
+            published = best.about["settings"] if best else {}
+            accs = [run["acc"] for run in choice["test"]]
+            rows.append(
+                [
+                    title(benchmark),
+                    title(learner),
+                    settings_text({n: published[n] for n in names if n in published}) or "–",
+                    settings_text({n: choice["settings"][n] for n in names}),
+                    str(choice["considered"] + choice["failed"]),
+                    measured(best.row.estimate("acc") if best else None, ".3f"),
+                    measured(Estimate.of(accs) if accs else None, ".3f"),
+                ]
+            )
+    headings = ["benchmark", "learner", "published best", "chosen here", "tried"]
+    headings += ["ACC with published", "ACC with chosen"]
+    trial = "sample" in {found["data"] for found in searches}
+    return "\n\n".join(
+        [
+            "## The search for settings",
+            "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
+            "out of the training sets and then run on the test sets with other seeds; the paper "
+            "chose by the test sets."
+            + (" This one is a trial on a sample of the data." if trial else ""),
+            table(headings, rows),
+        ]
+    )
+
+
+def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
+    rows = []
+    for setting in sorted(kept, key=lambda s: (ORDER.index(s.benchmark), s.slug)):
+        one = kept[setting]
+        about = one.about
+        size = f", {about['n_tasks']} tasks of {about['examples_per_task']}" if one.is_trial else ""
+        machines = dict.fromkeys(machine_text(m, about) for m in about["machines"])
+        rows.append(
+            [
+                f"{setting_text(setting)}{size}",
+                str(one.seeds),
+                settings_text(about["settings"]),
+                "; ".join(machines),
+                f"`{about['command']}`",
+            ]
+        )
+    if not rows:
+        return "## What was run\n\nNothing yet."
+    return "## What was run\n\n" + table(["setting", "seeds", "settings", "with", "command"], rows)
+
+
+def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:
+    spec = _spec(c.number.metric)
+    others = [f"{title(other.part)}: {number_text(other)}" for other in second_values(c.number)]
+    note = f" ({notes[c.number]})" if c.number in notes else ""
+    return [
+        measured(c.estimate, spec),
+        interval_text(c.low, c.high, spec),
+        "; ".join([number_text(c.number, printed=True), *others]),
+        f"**{c.mark}**{note}" if c.mark == OUTSIDE else c.mark,
+    ]
+
+
+def _cell_columns(c: Cells) -> list[str]:
+    if c.mark:
+        return [c.mark, "", ""]
+    return [
+        f"{c.inside} of {c.cells}",
+        f"{c.last_inside} of {c.last}",
+        f"{c.difference:.3f}",
+    ]
+
+
+def _ratio(c: Comparison) -> str:
+    if c.estimate is None or c.mark == TRIAL:
+        return "–"
+    return f"{c.number.value / c.estimate.mean:.1f}"
+
+
+def _spec(metric: str) -> str:
+    return ".3f" if metric == "acc" else "+.3f"
+
+
+def _memory(setting: Setting) -> int:
+    changes = dict(setting.changes)
+    if "memories" in changes:
+        return int(changes["memories"]) * N_TASKS
+    return int(changes.get("budget", 5120))
+
+
+def matrices(benchmark: str) -> list[Setting]:
+    return [Setting(benchmark, learner) for learner in appendix_b()[benchmark]]
