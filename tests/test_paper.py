@@ -330,7 +330,7 @@ def test_the_search_is_kept_with_what_it_chose(tmp_path):
     page = page_text(tmp_path / "kept")
     assert "## The search for settings" in page
     assert "| MNIST rotations | single | – | lr 0.1 | 2 | – |" in page
-    assert "trial on a sample" in page
+    assert "This one is a trial" in page
 
 
 # What is kept --------------------------------------------------------------------------------
@@ -380,6 +380,21 @@ def test_all_of_the_paper_is_small(tmp_path):
     keep_like_published(tmp_path, settings_of(PARTS))
     assert len(load(tmp_path)) == 34
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1e6
+
+
+def test_fewer_seeds_or_a_trial_do_not_replace_what_is_kept(tmp_path):
+    def kept():
+        (one,) = load(tmp_path).values()
+        return one.seeds, one.is_trial
+
+    keep_like_published(tmp_path, [GEM], seeds=2, data="sample")
+    assert kept() == (2, True)
+    keep_like_published(tmp_path, [GEM], seeds=1)
+    assert kept() == (1, False)
+    keep_like_published(tmp_path, [GEM], seeds=3)
+    for seeds, data in ((2, None), (5, "sample")):
+        keep_like_published(tmp_path, [GEM], seeds=seeds, data=data)
+        assert kept() == (3, False)
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path):

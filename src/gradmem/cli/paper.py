@@ -8,6 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gradmem.cli.options import (
+    WHAT,
+    WHERE,
+    DataOption,
+    DeviceOption,
+    ExamplesOption,
+    RetryFailedOption,
+    TasksOption,
+)
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.paper.compare import compare
 from gradmem.paper.kept import keep, load
@@ -21,10 +30,6 @@ from gradmem.validation import one_of, positive_int
 __all__ = ["paper"]
 
 console = Console()
-
-WHAT = "What is run"
-TRIAL = "A trial, smaller than the paper (its numbers are not compared)"
-WHERE = "Where it is run, and where results go"
 
 
 def paper(
@@ -43,21 +48,13 @@ def paper(
         bool,
         typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help='"sample" or a folder. Left out: GRADMEM_DATA, the cache, or a download.',
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
     ] = None,
-    tasks: Annotated[int | None, typer.Option(help="How many.", rich_help_panel=TRIAL)] = None,
-    examples: Annotated[
-        int | None, typer.Option(help="Training examples per task.", rich_help_panel=TRIAL)
-    ] = None,
+    data: DataOption = None,
+    tasks: TasksOption = None,
+    examples: ExamplesOption = None,
     out: Annotated[
         Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
     ] = Path("paper"),
@@ -77,9 +74,7 @@ def paper(
             rich_help_panel=WHERE,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)] = (
-        "cpu"
-    ),
+    device: DeviceOption = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -88,15 +83,15 @@ def paper(
             rich_help_panel=WHERE,
         ),
     ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
-    ] = False,
+    retry_failed: RetryFailedOption = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
 
     gradmem paper table-3 --seeds 5    one part; stopped or killed, the same command goes on
 
     gradmem paper --from results/paper --out docs    the page alone
+
+    Smaller than the paper (--tasks, --examples, --data sample) it is a trial: nothing is compared.
     """
     if source is not None:
         if parts or grid:
@@ -105,6 +100,7 @@ def paper(
             )
         _write_page(source, out)
         return
+    device = device or "cpu"
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     conditions = Conditions(data, device, precision, tasks, examples)
@@ -131,7 +127,10 @@ def paper(
                 on_finished=keep_runs,
             )
             for setting, runs in made.runs.items():
-                keep_runs(setting, runs)
+                if keep(where, setting, runs, command) is None:
+                    display.say(
+                        f"{where}: {setting.slug} stays, with more seeds or tasks than these."
+                    )
             for name in names if grid else ():
                 done = search(out, name, conditions, seeds, executor, retry_failed, display)
                 keep_search(where, name, done, conditions, command)

@@ -10,6 +10,16 @@ import typer
 from rich.console import Console
 
 from gradmem.benchmarks import BENCHMARKS
+from gradmem.cli.options import (
+    STREAM,
+    WHAT,
+    WHERE,
+    DataOption,
+    DeviceOption,
+    ExamplesOption,
+    RetryFailedOption,
+    TasksOption,
+)
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.machine import cores
 from gradmem.paper import grids
@@ -21,10 +31,6 @@ from gradmem.validation import one_of
 __all__ = ["sweep"]
 
 console = Console()
-
-WHAT = "What is run"
-STREAM = "The continuum (where left out, as in the paper)"
-WHERE = "Where it is run"
 
 
 def sweep(
@@ -75,19 +81,9 @@ def sweep(
     first_tasks: Annotated[
         int, typer.Option(help="For --select first-tasks: how many.", rich_help_panel=WHAT)
     ] = 3,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help='"sample" or a folder. Left out: GRADMEM_DATA, the cache, or a download.',
-            rich_help_panel=STREAM,
-        ),
-    ] = None,
-    tasks: Annotated[
-        int | None, typer.Option(help="How many.", rich_help_panel=STREAM, show_default=False)
-    ] = None,
-    examples: Annotated[
-        int | None, typer.Option(help="Training examples per task.", rich_help_panel=STREAM)
-    ] = None,
+    data: DataOption = None,
+    tasks: TasksOption = None,
+    examples: ExamplesOption = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples per step.", rich_help_panel=STREAM)
     ] = None,
@@ -101,9 +97,7 @@ def sweep(
             rich_help_panel=WHERE,
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)
-    ] = None,
+    device: DeviceOption = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -111,9 +105,7 @@ def sweep(
             rich_help_panel=WHERE,
         ),
     ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
-    ] = False,
+    retry_failed: RetryFailedOption = False,
 ) -> None:
     """Try all settings of a grid, choose the best, and report those on the test sets.
 

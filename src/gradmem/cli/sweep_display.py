@@ -71,18 +71,19 @@ class SweepDisplay:
     def _tell(self, event: Event) -> None:
         if event.outcome is not None and event.outcome.error:
             assert event.run is not None
-            self._print(f"  {event.run.key} failed: {event.outcome.error}")
+            self.say(f"  {event.run.key} failed: {event.outcome.error}")
         now, at_an_end = time.monotonic(), event.run is None or event.done == event.total
         if not at_an_end and now - self._last < PAUSE:
             return
         self._last = now
         left = _left(event.seconds_left)
-        self._print(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
+        self.say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
         if event.phase == "selection" and event.run is not None:
             for choice in event.best:
-                self._print("  best so far: " + ", ".join(_cells(choice)))
+                self.say("  best so far: " + ", ".join(_cells(choice)))
 
-    def _print(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

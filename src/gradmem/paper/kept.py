@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradmem.metrics import transfer_metrics
-from gradmem.paper.plan import BENCHMARKS, N_TASKS, Setting
+from gradmem.paper.plan import SAMPLE, Conditions, Setting
 from gradmem.report import Row
 from gradmem.results import Run, write_whole
 
@@ -23,8 +23,6 @@ DIGITS = 4
 
 #: What a file says once for all its runs, taken from their config.
 COMMON = ("epochs", "shuffled", "n_tasks", "examples_per_task", "batch_size", "device")
-
-SAMPLE = "sample"
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,7 @@ class Kept:
     @property
     def is_trial(self) -> bool:
         """Whether it is smaller than the paper's, so that there is nothing to compare it with."""
-        size = (self.about["n_tasks"], self.about["examples_per_task"])
-        known = (N_TASKS, BENCHMARKS[self.setting.benchmark])
-        return size != known or self.about["data"] == SAMPLE
+        return _is_trial(self.about)
 
 
 def keep(
@@ -55,8 +51,8 @@ def keep(
     setting: Setting,
     runs: Sequence[tuple[Run, bool]],
     command: str,
-) -> Path:
-    """Write a setting's file, in place of the one that is there.
+) -> Path | None:
+    """Write a setting's file, in place of one that rests on no more seeds.
 
     Parameters
     ----------
@@ -68,8 +64,15 @@ def keep(
         Its runs, each with whether it had the machine to itself.
     command
         What was typed.
+
+    Returns
+    -------
+    Path or None
+        The file; None if the one that is there is better and stays: more seeds, or no trial.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"{setting.slug}.json"
+    before = _read(path) if path.exists() else None
     first = runs[0][0]
     machines = [*{json.dumps(run.result["versions"]): None for run, _ in runs}]
     about = {
@@ -93,8 +96,9 @@ def keep(
         )
         for run, alone in runs
     ]
+    if before is not None and _rank(before.about, before.seeds) > _rank(about, len(runs)):
+        return None
     head = json.dumps(about, indent=1).removesuffix("\n}")
-    path = Path(folder) / f"{setting.slug}.json"
     write_whole(path, f'{head},\n "runs": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
     return path
 
@@ -113,6 +117,15 @@ def load(folder: str | os.PathLike[str]) -> dict[Setting, Kept]:
             raise ValueError(f"{file} is no kept result: {error!r}") from error
         found[kept.setting] = kept
     return found
+
+
+def _is_trial(about: dict[str, Any]) -> bool:
+    size = {name: about[name] for name in ("n_tasks", "examples_per_task", "data")}
+    return Conditions(**size).is_trial(about["benchmark"])
+
+
+def _rank(about: dict[str, Any], seeds: int) -> tuple[bool, int]:
+    return not _is_trial(about), seeds
 
 
 def _read(file: Path) -> Kept:

@@ -10,7 +10,16 @@ from gradmem.experiment import Experiment
 from gradmem.paper import appendix_b, tables
 from gradmem.validation import one_of, positive_int
 
-__all__ = ["BENCHMARKS", "PARTS", "SHUFFLED", "Conditions", "Setting", "parts_of", "settings_of"]
+__all__ = [
+    "BENCHMARKS",
+    "PARTS",
+    "SAMPLE",
+    "SHUFFLED",
+    "Conditions",
+    "Setting",
+    "parts_of",
+    "settings_of",
+]
 
 #: What can be asked for by name.
 PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
@@ -19,6 +28,9 @@ PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
 BENCHMARKS = {"mnist-permutations": 1000, "mnist-rotations": 1000, "cifar100-incremental": 2500}
 
 N_TASKS = 20
+
+#: The bundled data, too few for the paper's numbers.
+SAMPLE = "sample"
 
 #: Table 3's first row.
 SHUFFLED = "single, shuffled data"
@@ -75,6 +87,12 @@ class Conditions:
         for name in ("n_tasks", "examples_per_task"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name))
+
+    def is_trial(self, benchmark: str) -> bool:
+        """Whether runs are smaller than the paper's, so that there is nothing to compare."""
+        size = self.common(benchmark)
+        known = (N_TASKS, BENCHMARKS[benchmark])
+        return (size["n_tasks"], size["examples_per_task"]) != known or self.data == SAMPLE
 
     def common(self, benchmark: str) -> dict[str, Any]:
         """The fields of `Experiment` that these conditions decide."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from gradmem.paper import grids
-from gradmem.paper.kept import SAMPLE
 from gradmem.paper.plan import Conditions
 from gradmem.results import write_json
 from gradmem.sweep import MODES, Event, Executor, Finished, Sweep, run_sweep
@@ -74,7 +73,7 @@ def keep_search(
         "benchmark": benchmark,
         "chosen_on": MODES["validation"],
         "command": command,
-        "data": SAMPLE if conditions.data == SAMPLE else "whole",
+        "trial": conditions.is_trial(benchmark),
         "machine": done.runs[0].result["versions"] if done.runs else {},
         "choices": [
             {

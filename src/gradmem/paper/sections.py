@@ -190,38 +190,35 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
             )
     headings = ["benchmark", "learner", "published best", "chosen here", "tried"]
     headings += ["ACC with published", "ACC with chosen"]
-    trial = "sample" in {found["data"] for found in searches}
+    trial = any(found["trial"] for found in searches)
     return "\n\n".join(
         [
             "## The search for settings",
             "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
             "out of the training sets and then run on the test sets with other seeds; the paper "
             "chose by the test sets."
-            + (" This one is a trial on a sample of the data." if trial else ""),
+            + (" This one is a trial, smaller than the paper's." if trial else ""),
             table(headings, rows),
         ]
     )
 
 
 def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
-    rows = []
+    """The settings behind the numbers, by the command and the machine that made them."""
+    made: dict[tuple[str, str], list[list[str]]] = {}
     for setting in sorted(kept, key=lambda s: (ORDER.index(s.benchmark), s.slug)):
         one = kept[setting]
         about = one.about
         size = f", {about['n_tasks']} tasks of {about['examples_per_task']}" if one.is_trial else ""
-        machines = dict.fromkeys(machine_text(m, about) for m in about["machines"])
-        rows.append(
-            [
-                f"{setting_text(setting)}{size}",
-                str(one.seeds),
-                settings_text(about["settings"]),
-                "; ".join(machines),
-                f"`{about['command']}`",
-            ]
+        machines = dict.fromkeys(machine_text(machine, about) for machine in about["machines"])
+        made.setdefault((about["command"], "; ".join(machines)), []).append(
+            [f"{setting_text(setting)}{size}", str(one.seeds), settings_text(about["settings"])]
         )
-    if not rows:
-        return "## What was run\n\nNothing yet."
-    return "## What was run\n\n" + table(["setting", "seeds", "settings", "with", "command"], rows)
+    lines = ["## What was run"]
+    for (command, machines_used), rows in made.items():
+        lines.append(f"`{command}` on {machines_used}:")
+        lines.append(table(["setting", "seeds", "settings"], rows))
+    return "\n\n".join(lines if made else [*lines, "Nothing yet."])
 
 
 def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:

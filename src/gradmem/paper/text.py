@@ -102,7 +102,8 @@ def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """What a run was made on and with, in one line."""
     on_gpu = str(about["device"]).startswith("cuda")
     where = versions.get("gpu") if on_gpu else versions.get("processor")
-    threads = "" if on_gpu else f", {versions.get('threads')} threads"
+    n = versions.get("threads")
+    threads = "" if on_gpu else f", {n} thread{'s' if n != 1 else ''}"
     return f"{where}{threads}, torch {versions['torch']}, gradmem {versions['gradmem']}"
 
 

@@ -1,0 +1,45 @@
+"""Options that commands over many runs have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "STREAM",
+    "WHAT",
+    "WHERE",
+    "DataOption",
+    "DeviceOption",
+    "ExamplesOption",
+    "RetryFailedOption",
+    "TasksOption",
+]
+
+#: Headings in a command's help.
+WHAT = "What is run"
+STREAM = "The continuum (where left out, as in the paper)"
+WHERE = "Where it is run"
+
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help='"sample" or a folder. Left out: GRADMEM_DATA, the cache, or a download.',
+        rich_help_panel=STREAM,
+    ),
+]
+TasksOption = Annotated[
+    int | None, typer.Option("--tasks", help="How many.", rich_help_panel=STREAM)
+]
+ExamplesOption = Annotated[
+    int | None,
+    typer.Option("--examples", help="Training examples per task.", rich_help_panel=STREAM),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)
+]
+RetryFailedOption = Annotated[
+    bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
+]
