@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradmem.learners import LEARNERS, Independent, Learner, Multimodal
@@ -93,5 +94,7 @@ def build_learner(
 ) -> Learner:
     """A learner with the benchmark's network, both from one seed."""
     kind = LEARNERS[one_of("learner", learner, LEARNERS)]
-    network = build_network(benchmark, learner, n_tasks, seed)
-    return kind(network.to(device), **settings, seed=seed)
+    network = build_network(benchmark, learner, n_tasks, seed).to(device)
+    if device.startswith("cuda") and any(isinstance(part, nn.Conv2d) for part in network.modules()):
+        network.to(memory_format=torch.channels_last)  # what convolutions there are made for
+    return kind(network, **settings, seed=seed)

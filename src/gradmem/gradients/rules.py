@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradmem.gradients.batch_norm import normalise_by_task, sums_by_task
+
 __all__ = ["FORWARDS", "RULES", "Rule", "rule_for"]
 
 Rule = Callable[[Any, Tensor, Tensor, Mapping[str, Tensor], int], None]
@@ -142,21 +144,16 @@ def group_norm(
 def batch_norm(
     layer: nn.BatchNorm2d, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
 ) -> None:
-    if layer.training or layer.running_mean is None or layer.running_var is None:
-        normal = torch.stack([F.batch_norm(one, None, None, training=True, eps=layer.eps)
-                              for one in x])  # fmt: skip
-    else:
-        shape = (1, 1, -1, *(1,) * (x.ndim - 3))
-        mean, var = layer.running_mean.view(shape), layer.running_var.view(shape)
-        normal = (x - mean) / (var + layer.eps).sqrt()
-    affine(normal, grad, out, beta, over=[1, *range(3, x.ndim)])
+    by_weight, by_bias = sums_by_task(layer, x, grad)
+    if "weight" in out:
+        write(out["weight"], by_weight, beta)
+    if "bias" in out:
+        write(out["bias"], by_bias, beta)
 
 
 @by_task(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm_by_task(layer: nn.BatchNorm2d, x: Tensor, k: int) -> Tensor:
-    """Each task is normalised by its own statistics, and moves the running ones, one by one."""
-    forward = type(layer).forward
-    return torch.cat([forward(layer, one) for one in x.unflatten(0, (k, -1))])
+    return normalise_by_task(layer, x, k)
 
 
 def affine(normal: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int, over: Any) -> None:
