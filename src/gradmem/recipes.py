@@ -96,5 +96,6 @@ def build_learner(
     kind = LEARNERS[one_of("learner", learner, LEARNERS)]
     network = build_network(benchmark, learner, n_tasks, seed).to(device)
     if device.startswith("cuda") and any(isinstance(part, nn.Conv2d) for part in network.modules()):
-        network.to(memory_format=torch.channels_last)  # what convolutions there are made for
+        # what convolutions there are made for
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return kind(network, **settings, seed=seed)

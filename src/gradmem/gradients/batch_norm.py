@@ -62,6 +62,7 @@ class _Normalise(torch.autograd.Function):
         if not grad.is_contiguous() and not grad.is_contiguous(memory_format=_format(x)):
             grad = grad.contiguous(memory_format=_format(x))
         by_weight, by_bias = _sums(x, grad, mean, scale)
+        ctx.by_parameter = {"weight": by_weight, "bias": by_bias}  # see `batched._reduce`
         # dx = s·w (dy − mean(dy) − x̂ mean(dy x̂)) is one more affine map, of dy and of x
         n = x.numel() // (len(mean) * x.shape[1])
         on_grad = scale if ctx.weight is None else scale * ctx.weight

@@ -57,80 +57,73 @@ def affine(
 ) -> Tensor:
     """An affine map, weight · x + shift (+ on_z · z), the coefficients (k, channels)."""
     k, channels = weight.shape
-    rows = x.numel() // (k * channels)
-    size, block = _tile(channels)
+    n = x.numel() // k
     out = torch.empty_like(x)
-    _affine[(triton.cdiv(rows, block), k)](
-        x, weight.contiguous(), shift.contiguous(), z, on_z if on_z is None else on_z.contiguous(),
-        out, rows, channels, BOTH=z is not None, SIZE=size, BLOCK=block, num_warps=4,
-    )  # fmt: skip
+    coefficients = torch.stack([weight, shift, weight if on_z is None else on_z])
+    block = 2048
+    _affine[(triton.cdiv(n, block), k)](
+        x, coefficients, z, out, n, channels, k, BOTH=z is not None, BLOCK=block, num_warps=8
+    )
     return out
 
 
 def _reduced(x: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Σ x and Σ x (z − shift) of each task, shift: (k, channels); x moves, too, where it is z."""
     k, channels = shift.shape
-    rows = x.numel() // (k * channels)
-    size, block = _tile(channels)
+    n = x.numel() // k
+    # A block's rows are as many pixels as fill a power of two best; few of its lanes are idle.
+    size = max(64, triton.next_power_of_2(channels))
+    width = size // channels * channels
+    block = max(1, 4096 // size)
+    rows = triton.cdiv(n, width)
     programs = min(triton.cdiv(rows, block), max(1, 2048 // k))
     turns = triton.cdiv(rows, block * programs)
-    parts = torch.empty((k, programs, 2, channels), dtype=torch.float32, device=x.device)
+    parts = torch.empty((k, programs, 2, width), dtype=torch.float32, device=x.device)
     _sums[(programs, k)](
-        x, z, shift.contiguous(), parts, rows, channels,
+        x, z, shift.contiguous(), parts, n, channels, width,
         SAME=x is z, SIZE=size, BLOCK=block, TURNS=turns, num_warps=4,
     )  # fmt: skip
-    total = parts.sum(1, dtype=torch.float64)
+    total = parts.sum(1, dtype=torch.float64).unflatten(2, (-1, channels)).sum(2)
     return total[:, 0], total[:, 1]
-
-
-def _tile(channels: int) -> tuple[int, int]:
-    """Channels, and rows at a time, that a program takes."""
-    size = triton.next_power_of_2(channels)
-    return size, max(1, 4096 // size)
 
 
 @triton.jit
 def _sums(
-    x, z, shift, parts, rows, channels,
+    x, z, shift, parts, n, channels, width,
     SAME: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     program, task = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, SIZE)
-    start = task.to(tl.int64) * rows * channels
-    middle = tl.load(shift + task * channels + c, mask=c < channels, other=0.0)
+    start = task.to(tl.int64) * n
+    middle = tl.load(shift + task * channels + c % channels, mask=c < width, other=0.0)
     alone = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
     product = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
     for turn in range(TURNS):
         r = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
-        place = start + r[:, None] * channels + c[None, :]
-        inside = (r < rows)[:, None] & (c < channels)[None, :]
-        one = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        place = r[:, None] * width + c[None, :]
+        inside = (place < n) & (c < width)[None, :]
+        one = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
         if SAME:
             one = tl.where(inside, one - middle[None, :], 0.0)
             product += one * one
         else:
-            other = tl.load(z + place, mask=inside, other=0.0).to(tl.float32)
+            other = tl.load(z + start + place, mask=inside, other=0.0).to(tl.float32)
             product += one * (other - middle[None, :])
         alone += one
-    place = parts + ((task * tl.num_programs(0) + program) * 2) * channels + c
-    tl.store(place, tl.sum(alone, 0), mask=c < channels)
-    tl.store(place + channels, tl.sum(product, 0), mask=c < channels)
+    out = parts + ((task * tl.num_programs(0) + program) * 2) * width + c
+    tl.store(out, tl.sum(alone, 0), mask=c < width)
+    tl.store(out + width, tl.sum(product, 0), mask=c < width)
 
 
 @triton.jit
-def _affine(
-    x, weight, shift, z, on_z, out, rows, channels,
-    BOTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _affine(x, coefficients, z, out, n, channels, k, BOTH: tl.constexpr, BLOCK: tl.constexpr):
     task = tl.program_id(1)
-    c = tl.arange(0, SIZE)
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = task.to(tl.int64) * rows * channels + r[:, None] * channels + c[None, :]
-    inside = (r < rows)[:, None] & (c < channels)[None, :]
-    a = tl.load(weight + task * channels + c, mask=c < channels, other=0.0)
-    b = tl.load(shift + task * channels + c, mask=c < channels, other=0.0)
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = task.to(tl.int64) * n + i
+    own = coefficients + task * channels + i % channels
+    value = tl.load(x + place, mask=i < n, other=0.0).to(tl.float32)
+    value = value * tl.load(own) + tl.load(own + k * channels)
     if BOTH:
-        e = tl.load(on_z + task * channels + c, mask=c < channels, other=0.0)
-        value += tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * e[None, :]
-    tl.store(out + place, value, mask=inside)
+        other = tl.load(z + place, mask=i < n, other=0.0).to(tl.float32)
+        value += other * tl.load(own + 2 * k * channels)
+    tl.store(out + place, value, mask=i < n)
