@@ -202,20 +202,15 @@ def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
 
 @contextmanager
 def computing_in(precision: str, device: str) -> Iterator[None]:
-    """Matrix products and convolutions in the precision asked for, and not in another one.
-
-    Convolutions take the algorithm that is measured to be the fastest for their sizes, which stay
-    the same from step to step.
-    """
+    """Matrix products and convolutions in the precision asked for, and not in another one."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
-    cudnn.benchmark = True
     try:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def bytes_per_task(network: nn.Module, stack: Stack) -> int:
