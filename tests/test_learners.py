@@ -12,6 +12,7 @@ from gradmem.recipes import RECIPES, settings_for
 SETTINGS = {
     "ewc": [{"fisher": "batch"}, {"fisher": "example", "memories": 8}],
     "independent": [{"start": "copy"}, {"start": "random"}],
+    "icarl": [{"budget": 6}, {"distillation": 0.0, "candidates": 12}],
     "gem": [{"memories": 16}, {"budget": 30}, {"margin_rule": "floor"}, {"margin": 0.0}],
 }
 VARIANTS = [(name, settings) for name in LEARNERS for settings in SETTINGS.get(name, [{}])]
@@ -101,10 +102,16 @@ def test_frozen_parameters_stay_as_they_are():
         assert torch.equal(network[0].weight, before)
 
 
-def test_every_learner_has_a_recipe_for_every_benchmark():
-    for benchmark in RECIPES:
-        for name in LEARNERS:
+def test_the_recipes_name_learners_with_a_learning_rate():
+    for benchmark, learners in RECIPES.items():
+        for name in learners:
             assert settings_for(benchmark, name)["lr"] > 0
+    assert set().union(*RECIPES.values()) == set(LEARNERS)
+
+
+def test_multimodal_says_what_it_is_for():
+    with pytest.raises(ValueError, match="multimodal is for tasks whose inputs differ in kind"):
+        settings_for("cifar100-incremental", "multimodal")
 
 
 @pytest.mark.parametrize("kind", LEARNERS.values())

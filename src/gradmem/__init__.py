@@ -10,10 +10,10 @@
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.continuum import Continuum, Examples, Task
 from gradmem.data import DataError, Images
-from gradmem.learners import AGEM, EWC, GEM, Independent, Learner, Multimodal, Single
+from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.metrics import TransferMetrics, transfer_metrics
-from gradmem.networks import mlp
+from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
 from gradmem.protocol import Progress, Result, run
 
@@ -25,6 +25,7 @@ __all__ = [
     "DataError",
     "EpisodicMemory",
     "Examples",
+    "ICaRL",
     "Images",
     "Independent",
     "Learner",
@@ -39,6 +40,7 @@ __all__ = [
     "mnist_permutations",
     "mnist_rotations",
     "project",
+    "resnet18",
     "run",
     "transfer_metrics",
 ]

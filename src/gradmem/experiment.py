@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -23,7 +24,8 @@ __all__ = ["Experiment", "keep_continuums"]
 class Experiment:
     """One learner on one benchmark with one seed.
 
-    `settings` left out are the paper's for that learner and benchmark. For choosing settings there
+    `settings` left out are the paper's for that learner and benchmark, `examples_per_task` the
+    benchmark's own. For choosing settings there
     are `first_tasks`, which ends the continuum after so many tasks, and `held_out`, which tests on
     that fraction of every task's training examples and leaves the test sets alone.
 
@@ -43,7 +45,7 @@ class Experiment:
     seed: int = 0
     data: str | None = None
     n_tasks: int = 20
-    examples_per_task: int = 1000
+    examples_per_task: int | None = None
     batch_size: int = 10
     epochs: int = 1
     order: str | tuple[int, ...] | None = None
@@ -58,10 +60,14 @@ class Experiment:
         settings = settings_for(self.benchmark, self.learner, **self.settings)
         object.__setattr__(self, "settings", settings)
         non_negative_int("seed", self.seed)
-        for name in ("n_tasks", "examples_per_task", "batch_size", "epochs"):
+        if self.examples_per_task is None:
+            usual = inspect.signature(BENCHMARKS[self.benchmark]).parameters["examples_per_task"]
+            object.__setattr__(self, "examples_per_task", usual.default)
+        for name in ("n_tasks", "batch_size", "epochs"):
             positive_int(name, getattr(self, name))
-        if self.every is not None:
-            positive_int("every", self.every)
+        for name in ("examples_per_task", "every"):
+            if getattr(self, name) is not None:
+                positive_int(name, getattr(self, name))
         if self.held_out is not None and positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         if self.first_tasks is not None:
@@ -100,8 +106,9 @@ class Experiment:
         )
 
     def new_learner(self) -> Learner:
+        settings = dict(self.settings)
         return build_learner(
-            self.learner, dict(self.settings), self.n_tasks, self.seed, self.device
+            self.benchmark, self.learner, settings, self.n_tasks, self.seed, self.device
         )
 
     def run(

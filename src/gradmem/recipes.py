@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
-from gradmem.learners import LEARNERS, Independent, Learner
-from gradmem.networks import mlp
+from gradmem.learners import LEARNERS, Independent, Learner, Multimodal
+from gradmem.networks import mlp, resnet18
 from gradmem.validation import one_of
 
 __all__ = ["RECIPES", "build_learner", "setting_names", "settings_for"]
@@ -31,10 +32,18 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
         "agem": {"lr": 0.1, "memories": 256, "sample": 256},  # not in the paper
     },
+    "cifar100-incremental": {
+        "single": {"lr": 1.0},
+        "independent": {"lr": 0.3, "start": "copy"},
+        "ewc": {"lr": 1.0, "regularization": 1.0, "memories": 10, "fisher": "batch"},
+        "icarl": {"lr": 1.0, "distillation": 1.0, "budget": 5120},
+        "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
+        "agem": {"lr": 0.1, "memories": 256, "sample": 256},  # not in the paper
+    },
 }
 
-#: Hidden units of the paper's network for MNIST.
-HIDDEN = 100
+#: Hidden units of the paper's network for MNIST, and feature maps of the one for CIFAR-100.
+HIDDEN, FEATURE_MAPS = 100, 20
 
 
 def setting_names(learner: str) -> list[str]:
@@ -52,6 +61,11 @@ def settings_for(benchmark: str, learner: str, **changes: Any) -> dict[str, Any]
     {'lr': 0.01, 'regularization': 3.0, 'memories': 10, 'fisher': 'batch'}
     """
     one_of("benchmark", benchmark, RECIPES)
+    if benchmark.startswith("cifar") and issubclass(LEARNERS[learner], Multimodal):
+        raise ValueError(
+            f"{learner} is for tasks whose inputs differ in kind; {benchmark}'s are all images of "
+            f"one kind. It has {', '.join(RECIPES[benchmark])}"
+        )
     allowed = setting_names(learner)
     for name, value in changes.items():
         if name not in allowed:
@@ -61,17 +75,27 @@ def settings_for(benchmark: str, learner: str, **changes: Any) -> dict[str, Any]
     return RECIPES[benchmark].get(learner, {}) | changes
 
 
-def build_network(learner: str, n_tasks: int, seed: int) -> nn.Module:
-    """The paper's network for MNIST; independent ones share its hidden units out among tasks."""
-    hidden = HIDDEN
-    if issubclass(LEARNERS[learner], Independent):
-        hidden = max(1, round(HIDDEN / n_tasks))
+def build_network(benchmark: str, learner: str, n_tasks: int, seed: int) -> nn.Module:
+    """The paper's network; independent ones share its units or feature maps out among tasks."""
+    shares = n_tasks if issubclass(LEARNERS[learner], Independent) else 1
+    if benchmark.startswith("cifar"):
+        return resnet18(100, max(1, round(FEATURE_MAPS / shares)), seed=seed)
+    hidden = max(1, round(HIDDEN / shares))
     return mlp([784, hidden, hidden, 10], seed=seed)
 
 
 def build_learner(
-    learner: str, settings: dict[str, Any], n_tasks: int, seed: int, device: str = "cpu"
+    benchmark: str,
+    learner: str,
+    settings: dict[str, Any],
+    n_tasks: int,
+    seed: int,
+    device: str = "cpu",
 ) -> Learner:
-    """A learner with its network, both from one seed."""
+    """A learner with the benchmark's network, both from one seed."""
     kind = LEARNERS[one_of("learner", learner, LEARNERS)]
-    return kind(build_network(learner, n_tasks, seed).to(device), **settings, seed=seed)
+    network = build_network(benchmark, learner, n_tasks, seed).to(device)
+    if device.startswith("cuda") and any(isinstance(part, nn.Conv2d) for part in network.modules()):
+        # what convolutions there are made for
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return kind(network, **settings, seed=seed)

@@ -15,12 +15,14 @@ from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
 from gradmem.cli.sweep import sweep
 from gradmem.continuum import IID
-from gradmem.data import DataError, load_mnist
+from gradmem.data import DataError, load_cifar100, load_mnist
 from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
+from gradmem.recipes import RECIPES
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table, write_page
 from gradmem.results import RunFolder, find_runs
 from gradmem.tensorboard import TensorBoardLog
+from gradmem.validation import one_of
 
 __all__ = ["main"]
 
@@ -54,7 +56,12 @@ DataOption = Annotated[
 ]
 TasksOption = Annotated[int, typer.Option("--tasks", help="How many.", rich_help_panel=STREAM)]
 ExamplesOption = Annotated[
-    int, typer.Option("--examples", help="Training examples per task.", rich_help_panel=STREAM)
+    int | None,
+    typer.Option(
+        "--examples",
+        help="Training examples per task. (default: 1000 of MNIST, all of CIFAR-100)",
+        rich_help_panel=STREAM,
+    ),
 ]
 BatchSizeOption = Annotated[
     int, typer.Option("--batch-size", help="Examples per step.", rich_help_panel=STREAM)
@@ -106,7 +113,7 @@ def run_command(
     ] = None,
     data: DataOption = None,
     tasks: TasksOption = 20,
-    examples: ExamplesOption = 1000,
+    examples: ExamplesOption = None,
     batch_size: BatchSizeOption = 10,
     epochs: EpochsOption = 1,
     order: OrderOption = None,
@@ -122,7 +129,13 @@ def run_command(
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(help="gem, agem: examples remembered in all.", rich_help_panel=SETTINGS),
+        typer.Option(
+            help="gem, agem, icarl: examples remembered in all.", rich_help_panel=SETTINGS
+        ),
+    ] = None,
+    distillation: Annotated[
+        float | None,
+        typer.Option(help="icarl: how much old answers count.", rich_help_panel=SETTINGS),
     ] = None,
     margin: Annotated[
         float | None,
@@ -182,6 +195,7 @@ def run_command(
         "lr": lr,
         "memories": memories,
         "budget": budget,
+        "distillation": distillation,
         "margin": margin,
         "margin_rule": margin_rule,
         "sample": sample,
@@ -217,8 +231,12 @@ def run_command(
 def compare(
     benchmark: BenchmarkOption,
     learners: Annotated[
-        str, typer.Option("--learners", help="Names with commas between them.")
-    ] = ",".join(LEARNERS),
+        str,
+        typer.Option(
+            "--learners",
+            help="Names with commas between them. (default: all that have settings for it)",
+        ),
+    ] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds each, from --seed on.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     out: Annotated[
@@ -226,7 +244,7 @@ def compare(
     ] = None,
     data: DataOption = None,
     tasks: TasksOption = 20,
-    examples: ExamplesOption = 1000,
+    examples: ExamplesOption = None,
     batch_size: BatchSizeOption = 10,
     epochs: EpochsOption = 1,
     order: OrderOption = None,
@@ -242,6 +260,7 @@ def compare(
     """
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    chosen = learners or ",".join(RECIPES[one_of("benchmark", benchmark, RECIPES)])
     experiments = [
         Experiment(
             benchmark=benchmark,
@@ -258,7 +277,7 @@ def compare(
             device=device,
         )
         for number in range(seed, seed + seeds)
-        for name in dict.fromkeys(name.strip() for name in learners.split(","))
+        for name in dict.fromkeys(name.strip() for name in chosen.split(","))
     ]
     root = out or Path("runs", benchmark)
     finished = []
@@ -292,12 +311,18 @@ def report(
 def data_command(
     data: Annotated[
         str | None,
-        typer.Argument(help='"sample" or a folder. Left out: GRADMEM_DATA, cache or download.'),
+        typer.Argument(
+            help='A folder, or "sample" (MNIST). Left out: GRADMEM_DATA, cache or download.'
+        ),
     ] = None,
+    which: Annotated[str, typer.Option("--set", help="mnist or cifar100.")] = "mnist",
 ) -> None:
-    """Find or fetch MNIST, check it, and say where it is."""
-    images = load_mnist(data)
-    console.print(f"MNIST: {images}\nfrom {images.source}", highlight=False, soft_wrap=True)
+    """Find or fetch a data set, check it, and say where it is."""
+    load = {"mnist": load_mnist, "cifar100": load_cifar100}[
+        one_of("--set", which, ("mnist", "cifar100"))
+    ]
+    images = load(data)
+    console.print(f"{which}: {images}\nfrom {images.source}", highlight=False, soft_wrap=True)
 
 
 app.command()(sweep)

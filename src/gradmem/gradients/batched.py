@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients.flat import parameters, rows_by_parameter
-from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for
+from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for, write
 from gradmem.stack import Stack
 
 __all__ = ["batched_gradients", "layer_without_rule", "mixes_examples"]
@@ -61,7 +61,7 @@ def _reduce(
 ) -> None:
     """Every recorded call's share in its layer's gradients, per task."""
     written: set[nn.Parameter] = set()
-    for (layer, x, _), grad in zip(calls, grads, strict=True):
+    for (layer, x, y), grad in zip(calls, grads, strict=True):
         own = {name: w for name, w in layer.named_parameters(recurse=False) if w in rows}
         if grad is None or not own:
             continue
@@ -73,8 +73,14 @@ def _reduce(
             for w in own.values():
                 if w not in written:
                     rows[w].zero_()
-        x, grad = (tensor.unflatten(0, (k, -1)) for tensor in (x, grad))
-        rule(layer, x, grad, {name: rows[w] for name, w in own.items()}, beta)
+        out = {name: rows[w] for name, w in own.items()}
+        known = getattr(y.grad_fn, "by_parameter", None)
+        if known is not None:  # the way back has met them
+            for name, row in out.items():
+                write(row, known[name], beta)
+        else:
+            x, grad = (tensor.unflatten(0, (k, -1)) for tensor in (x, grad))
+            rule(layer, x, grad, out, beta)
         written.update(own.values())
     for w, row in rows.items():
         if w not in written:

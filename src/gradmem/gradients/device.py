@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["softmax_slopes"]
+__all__ = ["affine", "convolution_weights", "softmax_slopes", "statistics", "sums"]
 
 
 def softmax_slopes(logits: Tensor, y: Tensor, shares: Tensor, out: Tensor) -> None:
@@ -33,3 +34,155 @@ def _softmax_slopes(
     p = e / tl.sum(e, 1)[:, None]
     p = (p - (c[None, :] == label[:, None]).to(p.dtype)) * share[:, None]
     tl.store(slopes + r[:, None] * classes + c[None, :], p, mask=inside)
+
+
+def convolution_weights(
+    x: Tensor, grad: Tensor, kernel: tuple[int, int], stride: tuple[int, int],
+    padding: tuple[int, int], dilation: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """Each task's gradient of a convolution's weight, (k, out, in, *kernel), in one launch.
+
+    For few channels, of which cuDNN's kernels make more: x (k, m, in, …) and grad (k, m, out, …)
+    in 16 bits, with channels next to each other in memory.
+    """
+    k, m, n_in, height, width = x.shape
+    n_out, rows, columns = grad.shape[2:]
+    taps = kernel[0] * kernel[1]
+    pixels, block = m * rows * columns, 64
+    programs = min(triton.cdiv(pixels, block), max(1, 1056 // k))
+    turns = triton.cdiv(pixels, block * programs)
+    parts = torch.empty((k, programs, n_out, taps * n_in), dtype=torch.float32, device=x.device)
+    size = max(16, triton.next_power_of_2(taps * n_in))
+    _convolution_weights[(programs, k)](
+        x, grad, parts, pixels, n_in, n_out, height, width, rows, columns,
+        KERNEL=kernel[1], TAPS=taps, STRIDE_H=stride[0], STRIDE_W=stride[1],
+        PAD_H=padding[0], PAD_W=padding[1], DILATION_H=dilation[0], DILATION_W=dilation[1],
+        M=m, OUT=max(16, triton.next_power_of_2(n_out)), SIZE=size, BLOCK=block, TURNS=turns,
+        num_warps=4 if size <= 128 else 8,
+    )  # fmt: skip
+    total: Tensor = parts.sum(1).unflatten(2, (*kernel, n_in))
+    return total.permute(0, 1, 4, 2, 3)
+
+
+@triton.jit
+def _convolution_weights(
+    x, grad, parts, pixels, n_in, n_out, height, width, rows, columns,
+    KERNEL: tl.constexpr, TAPS: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    M: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    program, task = tl.program_id(0), tl.program_id(1)
+    o = tl.arange(0, OUT)
+    j = tl.arange(0, SIZE)  # a tap of the kernel, and a channel that goes in
+    tap, c = j // n_in, j % n_in
+    down, right = tap // KERNEL * DILATION_H - PAD_H, tap % KERNEL * DILATION_W - PAD_W
+    total = tl.zeros((OUT, SIZE), dtype=tl.float32)
+    for turn in range(TURNS):
+        q = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
+        place = (task.to(tl.int64) * pixels + q)[:, None] * n_out + o[None, :]
+        dy = tl.load(grad + place, mask=(q < pixels)[:, None] & (o < n_out)[None, :], other=0.0)
+        image, pixel = q // (rows * columns), q % (rows * columns)
+        h = (pixel // columns * STRIDE_H)[:, None] + down[None, :]
+        w = (pixel % columns * STRIDE_W)[:, None] + right[None, :]
+        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & (q < pixels)[:, None]
+        place = ((task * M + image).to(tl.int64) * height)[:, None] + h
+        place = (place * width + w) * n_in + c[None, :]
+        seen = tl.load(x + place, mask=inside & (j < TAPS * n_in)[None, :], other=0.0)
+        total += tl.dot(tl.trans(dy), seen)
+    out = parts + (task * tl.num_programs(0) + program) * n_out * TAPS * n_in
+    mask = (o < n_out)[:, None] & (j < TAPS * n_in)[None, :]
+    tl.store(out + o[:, None] * TAPS * n_in + j[None, :], total, mask=mask)
+
+
+def statistics(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each of k tasks in x: (k·m, …, channels) in memory: (k, channels)."""
+    n = x.numel() // (k * x.shape[1])
+    # Sums of squares keep their last digits if the numbers are close to zero.
+    shift = x.movedim(1, -1).reshape(k, n, -1)[:, 0].float()
+    alone, squares = _reduced(x, x, shift)
+    moved = alone / n
+    return (shift + moved).float(), (squares / n - moved * moved).clamp_min(0).float()
+
+
+def sums(x: Tensor, grad: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ (x − mean)·grad and Σ grad of each task: (k, channels) as mean is."""
+    alone, products = _reduced(grad, x, mean)
+    return products.float(), alone.float()
+
+
+def affine(
+    x: Tensor, weight: Tensor, shift: Tensor, z: Tensor | None, on_z: Tensor | None
+) -> Tensor:
+    """An affine map, weight · x + shift (+ on_z · z), the coefficients (k, channels)."""
+    k, channels = weight.shape
+    n = x.numel() // k
+    out = torch.empty_like(x)
+    coefficients = torch.stack([weight, shift, weight if on_z is None else on_z])
+    block = 2048
+    _affine[(triton.cdiv(n, block), k)](
+        x, coefficients, z, out, n, channels, k, BOTH=z is not None, BLOCK=block, num_warps=8
+    )
+    return out
+
+
+def _reduced(x: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ x and Σ x (z − shift) of each task, shift: (k, channels); x moves, too, where it is z."""
+    k, channels = shift.shape
+    n = x.numel() // k
+    # A block's rows are as many pixels as fill a power of two best; few of its lanes are idle.
+    size = max(64, triton.next_power_of_2(channels))
+    width = size // channels * channels
+    block = max(1, 4096 // size)
+    rows = triton.cdiv(n, width)
+    programs = min(triton.cdiv(rows, block), max(1, 2048 // k))
+    turns = triton.cdiv(rows, block * programs)
+    parts = torch.empty((k, programs, 2, width), dtype=torch.float32, device=x.device)
+    _sums[(programs, k)](
+        x, z, shift.contiguous(), parts, n, channels, width,
+        SAME=x is z, SIZE=size, BLOCK=block, TURNS=turns, num_warps=4,
+    )  # fmt: skip
+    total = parts.sum(1, dtype=torch.float64).unflatten(2, (-1, channels)).sum(2)
+    return total[:, 0], total[:, 1]
+
+
+@triton.jit
+def _sums(
+    x, z, shift, parts, n, channels, width,
+    SAME: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    program, task = tl.program_id(0), tl.program_id(1)
+    c = tl.arange(0, SIZE)
+    start = task.to(tl.int64) * n
+    middle = tl.load(shift + task * channels + c % channels, mask=c < width, other=0.0)
+    alone = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
+    product = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
+    for turn in range(TURNS):
+        r = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
+        place = r[:, None] * width + c[None, :]
+        inside = (place < n) & (c < width)[None, :]
+        one = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
+        if SAME:
+            one = tl.where(inside, one - middle[None, :], 0.0)
+            product += one * one
+        else:
+            other = tl.load(z + start + place, mask=inside, other=0.0).to(tl.float32)
+            product += one * (other - middle[None, :])
+        alone += one
+    out = parts + ((task * tl.num_programs(0) + program) * 2) * width + c
+    tl.store(out, tl.sum(alone, 0), mask=c < width)
+    tl.store(out + width, tl.sum(product, 0), mask=c < width)
+
+
+@triton.jit
+def _affine(x, coefficients, z, out, n, channels, k, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+    task = tl.program_id(1)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = task.to(tl.int64) * n + i
+    own = coefficients + task * channels + i % channels
+    value = tl.load(x + place, mask=i < n, other=0.0).to(tl.float32)
+    value = value * tl.load(own) + tl.load(own + k * channels)
+    if BOTH:
+        other = tl.load(z + place, mask=i < n, other=0.0).to(tl.float32)
+        value += other * tl.load(own + 2 * k * channels)
+    tl.store(out + place, value, mask=i < n)

@@ -4,11 +4,22 @@ from gradmem.learners.agem import AGEM
 from gradmem.learners.base import Learner
 from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
+from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.single import Single
 
-__all__ = ["AGEM", "EWC", "GEM", "LEARNERS", "Independent", "Learner", "Multimodal", "Single"]
+__all__ = [
+    "AGEM",
+    "EWC",
+    "GEM",
+    "LEARNERS",
+    "ICaRL",
+    "Independent",
+    "Learner",
+    "Multimodal",
+    "Single",
+]
 
 #: Every learner by the name it has on the command line and in results: the paper's in its order,
 #: then others. Whatever stands here is covered by the checks in `gradmem.checks`.
@@ -17,6 +28,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "independent": Independent,
     "multimodal": Multimodal,
     "ewc": EWC,
+    "icarl": ICaRL,
     "gem": GEM,
     "agem": AGEM,
 }

@@ -1,0 +1,149 @@
+"""Batch normalisation of several tasks at once, each by its own statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradmem.stack import has_triton
+
+__all__ = ["normalise_by_task", "sums_by_task"]
+
+
+def normalise_by_task(layer: nn.BatchNorm2d, x: Tensor, k: int) -> Tensor:
+    """What `layer` gives for the k tasks in x: (k·m, channels, …), one after another.
+
+    In train mode each task is normalised by its own mean and variance, and moves the running ones,
+    in order. No gradient flows into the layer's own parameters: see `sums_by_task`.
+    """
+    if not _uses_batch(layer) or layer.momentum is None:
+        # Running statistics do not mix examples. A cumulative average is left to the layer.
+        forward = type(layer).forward
+        if not _uses_batch(layer):
+            return forward(layer, x)
+        return torch.cat([forward(layer, one) for one in x.unflatten(0, (k, -1))])
+    if x.numel() == k * x.shape[1]:
+        raise ValueError(
+            f"batch statistics need more than one value per channel and task, got {tuple(x.shape)}"
+            f" for {k} tasks"
+        )
+    return _Normalise.apply(x, layer, k)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def sums_by_task(layer: nn.BatchNorm2d, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the layer's weight and bias, (k, channels) each, from (k, m, channels, …)."""
+    k = len(x)
+    x, grad = x.flatten(0, 1), grad.flatten(0, 1)
+    if _uses_batch(layer):
+        mean, scale = _statistics(x, k, layer.eps)
+    else:
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        mean = layer.running_mean.expand(k, -1)
+        scale = (layer.running_var + layer.eps).rsqrt().expand(k, -1)
+    return _sums(x, grad, mean, scale)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.BatchNorm2d, k: int) -> Tensor:
+        mean, scale = _statistics(x, k, layer.eps, layer)
+        ctx.save_for_backward(x, mean, scale)
+        ctx.weight = layer.weight
+        weight = scale if layer.weight is None else scale * layer.weight
+        shift = -mean * weight if layer.bias is None else layer.bias - mean * weight
+        return _affine(x, weight, shift)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, mean, scale = ctx.saved_tensors
+        if not grad.is_contiguous() and not grad.is_contiguous(memory_format=_format(x)):
+            grad = grad.contiguous(memory_format=_format(x))
+        by_weight, by_bias = _sums(x, grad, mean, scale)
+        ctx.by_parameter = {"weight": by_weight, "bias": by_bias}  # see `batched._reduce`
+        # dx = s·w (dy − mean(dy) − x̂ mean(dy x̂)) is one more affine map, of dy and of x
+        n = x.numel() // (len(mean) * x.shape[1])
+        on_grad = scale if ctx.weight is None else scale * ctx.weight
+        on_x = -on_grad * scale * by_weight / n
+        shift = -on_grad * by_bias / n - on_x * mean
+        return _affine(grad, on_grad, shift, x, on_x), None, None
+
+
+def _uses_batch(layer: nn.BatchNorm2d) -> bool:
+    return layer.training or layer.running_mean is None or layer.running_var is None
+
+
+def _statistics(
+    x: Tensor, k: int, eps: float, layer: nn.BatchNorm2d | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each task's mean and 1 / standard deviation: (k, channels); the layer's running ones move."""
+    n = x.numel() // (k * x.shape[1])
+    if _on_device(x):
+        from gradmem.gradients.device import statistics
+
+        mean, var = statistics(x, k)
+    else:
+        var, mean = torch.var_mean(_by_task(x, k), (1, 3), correction=0)
+    if layer is not None and layer.running_mean is not None and layer.running_var is not None:
+        assert layer.momentum is not None
+        moving = layer.training and layer.track_running_stats
+        if moving and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(k)
+        if moving:
+            # k moves by (1 − μ) old + μ new in a row: what is left of each after all of them.
+            left = (1 - layer.momentum) ** torch.arange(
+                k - 1, -1, -1, dtype=mean.dtype, device=x.device
+            )
+            kept = (1 - layer.momentum) ** k
+            unbiased = var * (n / max(1, n - 1))
+            for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+                running.mul_(kept).add_((layer.momentum * left) @ new)
+    return mean, (var + eps).rsqrt()
+
+
+def _sums(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ dy x̂ and Σ dy for each task and channel: (k, channels)."""
+    k = len(mean)
+    if _on_device(x) and _on_device(grad):
+        from gradmem.gradients.device import sums
+
+        with_x, alone = sums(x, grad, mean)
+    else:
+        dy = _by_task(grad, k).to(mean.dtype)
+        alone = dy.sum((1, 3))
+        with_x = (dy * (_by_task(x, k) - mean[:, None, :, None])).sum((1, 3))
+    return with_x * scale, alone
+
+
+def _affine(
+    x: Tensor, weight: Tensor, shift: Tensor, z: Tensor | None = None, on_z: Tensor | None = None
+) -> Tensor:
+    """An affine map, weight · x + shift (+ on_z · z), with (k, channels) coefficients."""
+    k = len(weight)
+    if _on_device(x) and (z is None or _on_device(z)):
+        from gradmem.gradients.device import affine
+
+        return affine(x, weight, shift, z, on_z)
+    out = torch.addcmul(shift[:, None, :, None], _by_task(x, k), weight[:, None, :, None])
+    if z is not None and on_z is not None:
+        out.addcmul_(_by_task(z, k), on_z[:, None, :, None])
+    return out.to(x.dtype).reshape_as(x)
+
+
+def _by_task(x: Tensor, k: int) -> Tensor:
+    """(k·m, channels, …) as (k, m, channels, pixels)."""
+    x = x.unflatten(0, (k, -1))
+    return x.flatten(3) if x.ndim > 3 else x[..., None]
+
+
+def _on_device(x: Tensor) -> bool:
+    """Whether there is a kernel for it: on a GPU, with channels next to each other."""
+    small = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return x.is_cuda and small and has_triton() and x.is_contiguous(memory_format=_format(x))
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats.get(x.ndim, torch.contiguous_format) if x.ndim != 3 else torch.preserve_format

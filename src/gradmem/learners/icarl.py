@@ -1,0 +1,273 @@
+"""iCaRL: a few well-chosen examples of every class, which classify and are not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradmem.learners.base import Learner
+from gradmem.stack import masked
+from gradmem.validation import non_negative, positive_int
+
+__all__ = ["ICaRL"]
+
+#: Images that go through the network at once where nothing is learned.
+BATCH = 2000
+
+
+class ICaRL(Learner):
+    """An incremental classifier that keeps exemplars of every class.
+
+    It learns a task as a single predictor does, while the network's answers to the exemplars of
+    earlier classes are held to what they were when the task began (distillation). When another
+    task begins, each class of the last one leaves the exemplars whose mean is closest to that of
+    all its examples (herding), and the earlier ones give up their last for them: the memory is
+    shared equally by the classes seen so far. What is predicted is the class whose exemplars'
+    features are closest in the mean.
+
+    Parameters
+    ----------
+    network, lr, seed, graphs
+        See `Learner`. An example's features are what goes into the network's last linear layer; the
+        outputs, if it has none.
+    distillation
+        λ ≥ 0, how much the exemplars' answers count beside the new examples.
+    budget
+        Exemplars in all.
+    candidates
+        How many of the current task's examples herding can choose from: its last ones. They are
+        kept, in addition, until the next task begins.
+
+    Examples
+    --------
+    >>> import torch, gradmem as gm
+    >>> learner = gm.ICaRL(gm.mlp([2, 8, 4]), budget=12)
+    >>> for t in range(2):
+    ...     learner.observe(torch.randn(20, 2), t, 2 * t + torch.arange(20) % 2)
+    >>> {y: len(x) for y, x in learner.exemplars().items()}
+    {0: 3, 1: 3, 2: 3, 3: 3}
+
+    References
+    ----------
+    Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lr: float = 0.1,
+        distillation: float = 1.0,
+        budget: int = 5120,
+        candidates: int = 5000,
+        seed: int = 0,
+        graphs: bool = True,
+    ) -> None:
+        super().__init__(network, lr, seed, graphs)
+        self.distillation = non_negative("distillation", distillation)
+        self.budget = positive_int("budget", budget)
+        self.candidates = positive_int("candidates", candidates)
+        self.task: Hashable | None = None
+        self.new: list[tuple[Tensor, Tensor]] = []  # the current task's last examples
+        self.kept: dict[int, Tensor] = {}  # class → exemplars, the most telling first
+        self.answers: dict[int, Tensor] = {}  # class → what the network gave for them
+        self.task_of: dict[int, Hashable] = {}  # class → the task that brought it last
+        self._old: _Old | None = None
+        self._prototypes: tuple[int, dict[int, Tensor], Tensor] | None = None
+
+    def check_labels(self, t: Hashable, y: Tensor) -> None:
+        super().check_labels(t, y)
+        current = torch.cat([y, *(labels for _, labels in self.new)])
+        self._share(len({*self.kept, *current.tolist()}))
+
+    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        if self.task is not None and t != self.task:
+            self.consolidate()
+        self.task = t
+        self._remember(x, y)
+
+        def step(x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> None:
+            self.optimiser.zero_grad()
+            self._loss(x, y, mask, *old).backward()
+            self.optimiser.step()
+
+        self.take("any task", step, x, y, self.mask(t), *self._drawn())
+
+    def _loss(self, x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> Tensor:
+        """The loss at new examples, and for each earlier task the mean divergence of its answers.
+
+        `old` are exemplars, what the network once gave for them, which outputs that concerns, and
+        what each counts in its task's mean.
+        """
+        if not old:
+            loss = F.cross_entropy(masked(self.network(x), mask), y)
+        else:
+            old_x, answers, masks, shares = old
+            new, again = self.network(torch.cat([x, old_x])).split([len(x), len(old_x)])
+            loss = F.cross_entropy(masked(new, mask), y)
+            before, now = (masked(z, masks).log_softmax(1) for z in (answers, again))
+            change = (before - now).masked_fill(before.isinf(), 0.0)  # masked outputs: ∞ − ∞
+            divergence = (before.exp() * change).sum(1)
+            loss = loss + self.distillation * (shares * divergence).sum()
+        self.require_finite(loss.detach())
+        return loss
+
+    @torch.no_grad()
+    def consolidate(self) -> None:
+        """The task is over: its classes leave exemplars, and the network's answers are noted."""
+        for y in self._candidates():
+            self.task_of[y] = self.task
+        self.kept = dict(self.exemplars())
+        logits, _ = self._features(torch.cat([*self.kept.values()]))
+        sizes = [len(x) for x in self.kept.values()]
+        self.answers = dict(zip(self.kept, logits.split(sizes), strict=True))
+        self.new, self._old = [], None
+
+    def exemplars(self) -> Mapping[int, Tensor]:
+        """Class → exemplars, (n, …), as they would be kept if the current task were over."""
+        return self._known()[0]
+
+    def scores(self, x: Tensor, t: Hashable | None) -> Tensor:
+        """Minus the distance to each class's mean; the network's own scores where there is none."""
+        exemplars, means = self._known()
+        logits, features = self._features(x)
+        own = self.outputs.get(t, range(logits.shape[1])) if t is not None else [*exemplars]
+        places = [i for i, y in enumerate(exemplars) if y in own]
+        if not places:
+            return masked(logits, self.mask(t))
+        scores = torch.full_like(logits, float("-inf"))
+        scores[:, [y for y in exemplars if y in own]] = -torch.cdist(features, means[places])
+        return scores
+
+    @torch.no_grad()
+    def _known(self) -> tuple[dict[int, Tensor], Tensor]:
+        """Exemplars of every class seen so far and their mean features, until the next step."""
+        if self._prototypes is None or self._prototypes[0] != self.steps:
+            exemplars, candidates = dict(self.kept), self._candidates()
+            m = self._share(len({*exemplars, *candidates}))
+            for y, x in candidates.items():
+                x = torch.cat([exemplars[y], x]) if y in exemplars else x  # a class that came back
+                exemplars[y] = x[herd(self._features(x)[1], m)]
+            exemplars = {y: x[:m] for y, x in exemplars.items()}
+            means = [torch.empty(0)]
+            if exemplars:
+                _, features = self._features(torch.cat([*exemplars.values()]))
+                means = [own.mean(0) for own in features.split([*map(len, exemplars.values())])]
+            self._prototypes = self.steps, exemplars, F.normalize(torch.stack(means), dim=1)
+        return self._prototypes[1], self._prototypes[2]
+
+    def _share(self, n_classes: int) -> int:
+        """Exemplars that each of `n_classes` classes may keep."""
+        share = self.budget // max(1, n_classes)
+        if share < 1:
+            raise ValueError(
+                f"budget must allow one exemplar for each of {n_classes} classes, got {self.budget}"
+            )
+        return share
+
+    def _remember(self, x: Tensor, y: Tensor) -> None:
+        self.new.append((x, y))
+        n = sum(len(labels) for _, labels in self.new)
+        while n - len(self.new[0][1]) >= self.candidates:
+            n -= len(self.new.pop(0)[1])
+
+    def _candidates(self) -> dict[int, Tensor]:
+        """The current task's examples by class, each once however often it was observed."""
+        if not self.new:
+            return {}
+        x, y = (torch.cat(parts)[-self.candidates :] for parts in zip(*self.new, strict=True))
+        return {one: distinct(x[y == one]) for one in y.unique().tolist()}
+
+    def _drawn(self) -> Sequence[Tensor | None]:
+        """One exemplar of each class of earlier tasks, and what `_loss` needs to know about it."""
+        if not self.kept or not self.distillation:
+            return ()
+        if self._old is None:
+            tasks = [self.task_of[y] for y in self.kept]
+            counts = torch.tensor([len(x) for x in self.kept.values()])
+            self._old = _Old(
+                x=torch.cat([*self.kept.values()]),
+                answers=torch.cat([*self.answers.values()]),
+                masks=self.masks(tasks),
+                shares=torch.tensor([1 / tasks.count(t) for t in tasks]).to(self.device),
+                counts=counts,
+                starts=counts.cumsum(0) - counts,
+            )
+        old = self._old
+        which = old.starts + (torch.rand(len(old.counts)) * old.counts).long()
+        which = which.to(self.device, non_blocking=True)
+        return old.x[which], old.answers[which], old.masks, old.shares
+
+    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and features of length one, in evaluation mode."""
+        seen: list[Tensor] = []
+        last = [part for part in self.network.modules() if isinstance(part, nn.Linear)][-1:]
+        hooks = [
+            part.register_forward_hook(lambda _, given, __: seen.append(given[0])) for part in last
+        ]
+        try:
+            logits = torch.cat([self.evaluated(some, self.task) for some in x.split(BATCH)])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        features = torch.cat(seen) if seen else logits
+        return logits, F.normalize(features.flatten(1), dim=1)
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {
+            "task": self.task,
+            "task_of": self.task_of,
+            "kept": self.kept,
+            "answers": self.answers,
+            "new": self.new,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.task, self.task_of = state["task"], dict(state["task_of"])
+        self.kept, self.answers = dict(state["kept"]), dict(state["answers"])
+        self.new = [(x, y) for x, y in state["new"]]
+        self._old = self._prototypes = None
+
+
+@dataclass
+class _Old:
+    """Exemplars of all earlier tasks in one row, with what the loss asks for."""
+
+    x: Tensor
+    answers: Tensor
+    masks: Tensor | None
+    shares: Tensor
+    counts: Tensor
+    starts: Tensor
+
+
+def herd(features: Tensor, m: int) -> list[int]:
+    """Positions of m of the features (n, d), each bringing their mean closest to that of all."""
+    F = features.double().cpu().numpy()
+    inner = F @ F.T
+    to_mean, to_chosen = inner.mean(1), np.zeros(len(F))
+    cost = inner.diagonal().copy()
+    chosen: list[int] = []
+    for i in range(1, min(m, len(F)) + 1):
+        # |mean − (Σ chosen + f) / i|², times i², without what is the same for all f
+        best = int((cost + 2 * to_chosen - 2 * i * to_mean).argmin())
+        to_chosen += inner[best]
+        cost[best] = np.inf
+        chosen.append(best)
+    return chosen
+
+
+def distinct(x: Tensor) -> Tensor:
+    """The rows of x: (n, …) that differ, in the order in which they first come."""
+    rows = x.flatten(1).double()
+    seed = torch.Generator().manual_seed(0)
+    direction = torch.rand(rows.shape[1], dtype=torch.float64, generator=seed).to(x.device)
+    # Rows that differ have different products with a random direction, and equal rows the same.
+    _, first = np.unique((rows * direction).sum(1).cpu().numpy(), return_index=True)
+    return x[np.sort(first).tolist()]
