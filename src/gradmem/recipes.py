@@ -95,7 +95,8 @@ def build_learner(
     """A learner with the benchmark's network, both from one seed."""
     kind = LEARNERS[one_of("learner", learner, LEARNERS)]
     network = build_network(benchmark, learner, n_tasks, seed).to(device)
-    if device.startswith("cuda") and any(isinstance(part, nn.Conv2d) for part in network.modules()):
+    widths = [part.out_channels for part in network.modules() if isinstance(part, nn.Conv2d)]
+    if device.startswith("cuda") and widths and min(widths) > 1:
         # what convolutions there are made for
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return kind(network, **settings, seed=seed)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["affine", "convolution_weights", "softmax_slopes", "statistics", "sums"]
+__all__ = ["affine", "softmax_slopes", "statistics", "sums"]
 
 
 def softmax_slopes(logits: Tensor, y: Tensor, shares: Tensor, out: Tensor) -> None:
@@ -34,65 +34,6 @@ def _softmax_slopes(
     p = e / tl.sum(e, 1)[:, None]
     p = (p - (c[None, :] == label[:, None]).to(p.dtype)) * share[:, None]
     tl.store(slopes + r[:, None] * classes + c[None, :], p, mask=inside)
-
-
-def convolution_weights(
-    x: Tensor, grad: Tensor, kernel: tuple[int, int], stride: tuple[int, int],
-    padding: tuple[int, int], dilation: tuple[int, int],
-) -> Tensor:  # fmt: skip
-    """Each task's gradient of a convolution's weight, (k, out, in, *kernel), in one launch.
-
-    For few channels, of which cuDNN's kernels make more: x (k, m, in, …) and grad (k, m, out, …)
-    in 16 bits, with channels next to each other in memory.
-    """
-    k, m, n_in, height, width = x.shape
-    n_out, rows, columns = grad.shape[2:]
-    taps = kernel[0] * kernel[1]
-    pixels, block = m * rows * columns, 64
-    programs = min(triton.cdiv(pixels, block), max(1, 1056 // k))
-    turns = triton.cdiv(pixels, block * programs)
-    parts = torch.empty((k, programs, n_out, taps * n_in), dtype=torch.float32, device=x.device)
-    size = max(16, triton.next_power_of_2(taps * n_in))
-    _convolution_weights[(programs, k)](
-        x, grad, parts, pixels, n_in, n_out, height, width, rows, columns,
-        KERNEL=kernel[1], TAPS=taps, STRIDE_H=stride[0], STRIDE_W=stride[1],
-        PAD_H=padding[0], PAD_W=padding[1], DILATION_H=dilation[0], DILATION_W=dilation[1],
-        M=m, OUT=max(16, triton.next_power_of_2(n_out)), SIZE=size, BLOCK=block, TURNS=turns,
-        num_warps=4 if size <= 128 else 8,
-    )  # fmt: skip
-    total: Tensor = parts.sum(1).unflatten(2, (*kernel, n_in))
-    return total.permute(0, 1, 4, 2, 3)
-
-
-@triton.jit
-def _convolution_weights(
-    x, grad, parts, pixels, n_in, n_out, height, width, rows, columns,
-    KERNEL: tl.constexpr, TAPS: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    M: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    TURNS: tl.constexpr,
-):  # fmt: skip
-    program, task = tl.program_id(0), tl.program_id(1)
-    o = tl.arange(0, OUT)
-    j = tl.arange(0, SIZE)  # a tap of the kernel, and a channel that goes in
-    tap, c = j // n_in, j % n_in
-    down, right = tap // KERNEL * DILATION_H - PAD_H, tap % KERNEL * DILATION_W - PAD_W
-    total = tl.zeros((OUT, SIZE), dtype=tl.float32)
-    for turn in range(TURNS):
-        q = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
-        place = (task.to(tl.int64) * pixels + q)[:, None] * n_out + o[None, :]
-        dy = tl.load(grad + place, mask=(q < pixels)[:, None] & (o < n_out)[None, :], other=0.0)
-        image, pixel = q // (rows * columns), q % (rows * columns)
-        h = (pixel // columns * STRIDE_H)[:, None] + down[None, :]
-        w = (pixel % columns * STRIDE_W)[:, None] + right[None, :]
-        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & (q < pixels)[:, None]
-        place = ((task * M + image).to(tl.int64) * height)[:, None] + h
-        place = (place * width + w) * n_in + c[None, :]
-        seen = tl.load(x + place, mask=inside & (j < TAPS * n_in)[None, :], other=0.0)
-        total += tl.dot(tl.trans(dy), seen)
-    out = parts + (task * tl.num_programs(0) + program) * n_out * TAPS * n_in
-    mask = (o < n_out)[:, None] & (j < TAPS * n_in)[None, :]
-    tl.store(out + o[:, None] * TAPS * n_in + j[None, :], total, mask=mask)
 
 
 def statistics(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ are shared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradmem.gradients.batch_norm import normalise_by_task, sums_by_task
-from gradmem.stack import has_triton
 
 __all__ = ["FORWARDS", "RULES", "Rule", "rule_for"]
 
@@ -101,12 +99,6 @@ def convolution(
         x = F.pad(x, layer._reversed_padding_repeated_twice)
         padding = (0,) * dims
     wanted = [False, "weight" in out, "bias" in out]
-    if wanted == [False, True, False] and _has_kernel(layer, x, grad):
-        from gradmem.gradients.device import convolution_weights
-
-        sizes: Any = (layer.kernel_size, layer.stride, padding, layer.dilation)
-        write(out["weight"], convolution_weights(x, grad, *sizes), beta)
-        return
     x, weights = x.to(grad.dtype), layer.weight.to(grad.dtype)  # bf16 activations
     for i in range(len(x)):
         _, weight, bias = torch.ops.aten.convolution_backward(
@@ -117,16 +109,6 @@ def convolution(
             write(out["weight"][i], weight, beta)
         if bias is not None and wanted[2]:
             write(out["bias"][i], bias, beta)
-
-
-def _has_kernel(layer: nn.Conv2d, x: Tensor, grad: Tensor) -> bool:
-    """Whether a kernel of our own is faster: few channels, in 16 bits, next to each other."""
-    few = layer.in_channels * math.prod(layer.kernel_size) <= 256 and layer.out_channels <= 64
-    small = x.dtype == grad.dtype and x.dtype in (torch.bfloat16, torch.float16)
-    if not (x.is_cuda and x.ndim == 5 and few and small and layer.groups == 1 and has_triton()):
-        return False
-    last = torch.channels_last
-    return all(tensor.flatten(0, 1).is_contiguous(memory_format=last) for tensor in (x, grad))
 
 
 @rule(nn.Embedding, fits=lambda e: e.max_norm is None and not e.scale_grad_by_freq)

@@ -40,6 +40,8 @@ class ICaRL(Learner):
         λ ≥ 0, how much the exemplars' answers count beside the new examples.
     budget
         Exemplars in all.
+    rehearsed
+        Exemplars whose answers are compared in a step, drawn anew in each.
     candidates
         How many of the current task's examples herding can choose from: its last ones. They are
         kept, in addition, until the next task begins.
@@ -64,6 +66,7 @@ class ICaRL(Learner):
         lr: float = 0.1,
         distillation: float = 1.0,
         budget: int = 5120,
+        rehearsed: int = 32,
         candidates: int = 5000,
         seed: int = 0,
         graphs: bool = True,
@@ -71,6 +74,7 @@ class ICaRL(Learner):
         super().__init__(network, lr, seed, graphs)
         self.distillation = non_negative("distillation", distillation)
         self.budget = positive_int("budget", budget)
+        self.rehearsed = positive_int("rehearsed", rehearsed)
         self.candidates = positive_int("candidates", candidates)
         self.task: Hashable | None = None
         self.new: list[tuple[Tensor, Tensor]] = []  # the current task's last examples
@@ -99,21 +103,21 @@ class ICaRL(Learner):
         self.take("any task", step, x, y, self.mask(t), *self._drawn())
 
     def _loss(self, x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> Tensor:
-        """The loss at new examples, and for each earlier task the mean divergence of its answers.
+        """The loss at new examples, and of earlier tasks the mean divergence of answers, summed up.
 
         `old` are exemplars, what the network once gave for them, which outputs that concerns, and
-        what each counts in its task's mean.
+        the number of their tasks.
         """
         if not old:
             loss = F.cross_entropy(masked(self.network(x), mask), y)
         else:
-            old_x, answers, masks, shares = old
+            old_x, answers, masks, share = old
             new, again = self.network(torch.cat([x, old_x])).split([len(x), len(old_x)])
             loss = F.cross_entropy(masked(new, mask), y)
             before, now = (masked(z, masks).log_softmax(1) for z in (answers, again))
             change = (before - now).masked_fill(before.isinf(), 0.0)  # masked outputs: ∞ − ∞
             divergence = (before.exp() * change).sum(1)
-            loss = loss + self.distillation * (shares * divergence).sum()
+            loss = loss + self.distillation * share * divergence.mean()
         self.require_finite(loss.detach())
         return loss
 
@@ -151,14 +155,14 @@ class ICaRL(Learner):
             exemplars, candidates = dict(self.kept), self._candidates()
             m = self._share(len({*exemplars, *candidates}))
             for y, x in candidates.items():
-                x = torch.cat([exemplars[y], x]) if y in exemplars else x  # a class that came back
-                exemplars[y] = x[herd(self._features(x)[1], m)]
+                if y in exemplars:  # a class that came back
+                    candidates[y] = torch.cat([exemplars[y], x])
+            for y, features in self._features_of(candidates).items():
+                exemplars[y] = candidates[y][herd(features, m)]
             exemplars = {y: x[:m] for y, x in exemplars.items()}
-            means = [torch.empty(0)]
-            if exemplars:
-                _, features = self._features(torch.cat([*exemplars.values()]))
-                means = [own.mean(0) for own in features.split([*map(len, exemplars.values())])]
-            self._prototypes = self.steps, exemplars, F.normalize(torch.stack(means), dim=1)
+            means = [own.mean(0) for own in self._features_of(exemplars).values()]
+            together = F.normalize(torch.stack(means), dim=1) if means else torch.empty(0)
+            self._prototypes = self.steps, exemplars, together
         return self._prototypes[1], self._prototypes[2]
 
     def _share(self, n_classes: int) -> int:
@@ -184,24 +188,34 @@ class ICaRL(Learner):
         return {one: distinct(x[y == one]) for one in y.unique().tolist()}
 
     def _drawn(self) -> Sequence[Tensor | None]:
-        """One exemplar of each class of earlier tasks, and what `_loss` needs to know about it."""
+        """Some exemplars of earlier tasks, from a class as often as from any other."""
         if not self.kept or not self.distillation:
             return ()
         if self._old is None:
-            tasks = [self.task_of[y] for y in self.kept]
             counts = torch.tensor([len(x) for x in self.kept.values()])
+            tasks = [self.task_of[y] for y in self.kept]
             self._old = _Old(
                 x=torch.cat([*self.kept.values()]),
                 answers=torch.cat([*self.answers.values()]),
                 masks=self.masks(tasks),
-                shares=torch.tensor([1 / tasks.count(t) for t in tasks]).to(self.device),
+                share=torch.tensor(float(len({*tasks})), device=self.device),
                 counts=counts,
                 starts=counts.cumsum(0) - counts,
             )
         old = self._old
-        which = old.starts + (torch.rand(len(old.counts)) * old.counts).long()
-        which = which.to(self.device, non_blocking=True)
-        return old.x[which], old.answers[which], old.masks, old.shares
+        classes = torch.randint(len(old.counts), (self.rehearsed,))
+        places = old.starts[classes] + (torch.rand(len(classes)) * old.counts[classes]).long()
+        of_class, of_all = torch.stack([classes, places]).to(self.device)
+        masks = None if old.masks is None else old.masks[of_class]
+        return old.x[of_all], old.answers[of_all], masks, old.share
+
+    def _features_of(self, examples: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Class → features of its examples."""
+        if not examples:
+            return {}
+        _, features = self._features(torch.cat([*examples.values()]))
+        parts = features.split([len(x) for x in examples.values()])
+        return dict(zip(examples, parts, strict=True))
 
     def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and features of length one, in evaluation mode."""
@@ -241,9 +255,9 @@ class _Old:
 
     x: Tensor
     answers: Tensor
-    masks: Tensor | None
-    shares: Tensor
-    counts: Tensor
+    masks: Tensor | None  # of each class
+    share: Tensor  # how many tasks they are of
+    counts: Tensor  # of each class
     starts: Tensor
 
 
