@@ -59,8 +59,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, mean, scale = ctx.saved_tensors
-        if not grad.is_contiguous() and not grad.is_contiguous(memory_format=_format(x)):
-            grad = grad.contiguous(memory_format=_format(x))
+        if _on_device(x) and not _on_device(grad):
+            grad = grad.movedim(1, -1).contiguous().movedim(-1, 1)
         by_weight, by_bias = _sums(x, grad, mean, scale)
         ctx.by_parameter = {"weight": by_weight, "bias": by_bias}  # see `batched._reduce`
         # dx = s·w (dy − mean(dy) − x̂ mean(dy x̂)) is one more affine map, of dy and of x
@@ -141,9 +141,4 @@ def _by_task(x: Tensor, k: int) -> Tensor:
 def _on_device(x: Tensor) -> bool:
     """Whether there is a kernel for it: on a GPU, with channels next to each other."""
     small = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and small and has_triton() and x.is_contiguous(memory_format=_format(x))
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats.get(x.ndim, torch.contiguous_format) if x.ndim != 3 else torch.preserve_format
+    return x.is_cuda and small and has_triton() and x.movedim(1, -1).is_contiguous()
