@@ -136,7 +136,10 @@ def test_pictures_are_drawn_for_every_row(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learner": "gme"}, "learner must be one of single, independent, multimodal, ewc, gem"),
+        (
+            {"learner": "gme"},
+            "learner must be one of single, independent, multimodal, ewc, icarl",
+        ),
         ({"benchmark": "mnist"}, "benchmark must be one of mnist-rotations, mnist-permutations"),
         ({"settings": {"margin": 1}}, "single has no setting margin .* it has lr"),
         ({"settings": {"lr": -1}}, "lr must be above 0, got -1"),

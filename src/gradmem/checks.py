@@ -179,6 +179,25 @@ def refuses_bad_input_and_stays_as_it_was(make: Make) -> None:
         _refused(learner, _observe(learner, xs, t, ys), (ValueError, TypeError), bad)
 
 
+def keeps_to_a_tasks_own_outputs(make: Make) -> None:
+    """In training and in prediction; other labels are refused, and a copy knows it, too."""
+    learner = _new(make)
+    learner.outputs = {"a": (0, 2), "b": (1,)}
+    x, y = _task("a", 40)
+    mine = y != 1
+    for _ in range(3):
+        learner.observe(x[mine], "a", y[mine])
+        learner.observe(x[y == 1], "b", y[y == 1])
+    other = _new(make, seed=3)
+    other.load_state_dict(learner.state_dict())
+    for one in (learner, other):
+        assert {*one.predict(x, "a").tolist()} <= {0, 2}, "predicted an output of another task"
+        assert {*one.predict(x, "b").tolist()} == {1}, "predicted an output of another task"
+    _refused(learner, _observe(learner, x, "a", y), (ValueError,), "a label of another task")
+    _refused(learner, lambda: learner.predict(x), (TypeError,), "predict(x) without t")
+    _finite(learner)
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_a_toy_task,
     predicts_before_and_after_training,
@@ -193,6 +212,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     starts_again_from_the_state_of_a_new_one,
     refuses_another_kind_of_state,
     refuses_bad_input_and_stays_as_it_was,
+    keeps_to_a_tasks_own_outputs,
 )
 
 

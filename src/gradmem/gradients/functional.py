@@ -44,18 +44,21 @@ def functional_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
 
 def is_vectorisable(network: nn.Module, x: Tensor) -> bool:
     """Whether vmap can follow the forward pass on x: (n, …): no control flow depends on data."""
-    # Batch statistics stop vmap, too, but they are no control flow; and there is a rule for them.
+    # Batch statistics stop vmap, too, but they are no control flow, and there is a rule for them.
     normalising = [part for part in network.modules() if isinstance(part, _BatchNorm)]
-    training = [part for part in normalising if part.training]
     try:
-        for part in training:
-            part.training = False
+        for part in normalising:
+            part.forward = _as_it_is  # type: ignore[assignment]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about operations that vmap does one by one
             vmap(network, randomness="different")(x[None])
     except Exception:
         return False
     finally:
-        for part in training:
-            part.training = True
+        for part in normalising:
+            part.__dict__.pop("forward", None)
     return True
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

@@ -218,7 +218,7 @@ def solve(
         tl.store(state + SIZE + r, row_b / row_length)
     tl.debug_barrier()
     b = tl.load(state + SIZE + i)
-    tolerance = 1e-12 * tl.maximum(tl.max(tl.abs(b), 0), 1e-300)
+    tolerance = 1e-10 * tl.maximum(tl.max(tl.abs(b), 0), 1e-300)
 
     v = tl.zeros((SIZE,), dtype=tl.float64)
     working = tl.zeros((SIZE,), dtype=tl.int32)

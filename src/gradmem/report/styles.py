@@ -26,14 +26,14 @@ class Style:
     glyph: str
 
 
-# Colours after Okabe and Ito, which colour-blind people can tell apart; GEM, the fifth, is black.
+# Colours after Okabe and Ito, which colour-blind people can tell apart; GEM, the sixth, is black.
 _STYLES = (
     Style("#e69f00", "v", "triangle-down", "//", "/", "▼"),
     Style("#8c8c8c", "^", "triangle-up", "..", ".", "▲"),
     Style("#56b4e9", "s", "square", "xx", "x", "■"),
     Style("#d55e00", "D", "diamond", "--", "-", "◆"),
-    Style("#1b1b3a", "o", "circle", "", "", "●"),
     Style("#009e73", "P", "cross", "++", "+", "✚"),
+    Style("#1b1b3a", "o", "circle", "", "", "●"),
     Style("#cc79a7", "X", "x", "||", "|", "✖"),
     Style("#0072b2", "p", "pentagon", "\\\\", "\\", "⬟"),
 )

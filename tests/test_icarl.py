@@ -1,0 +1,118 @@
+"""iCaRL: exemplars, how they are shared, chosen and used."""
+
+import numpy as np
+import pytest
+import torch
+
+import gradmem as gm
+from gradmem.learners.icarl import distinct, herd
+
+
+def two_classes(t, n=20, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = 2 * t + torch.arange(n) % 2
+    return torch.randn(n, 3, generator=generator) + y[:, None], y
+
+
+def trained(n_tasks=3, epochs=1, batch=10, **settings):
+    learner = gm.ICaRL(gm.mlp([3, 8, 8]), lr=0.05, **settings)
+    for t in range(n_tasks):
+        x, y = two_classes(t, seed=t)
+        for _ in range(epochs):
+            for some in torch.arange(len(y)).split(batch):
+                learner.observe(x[some], t, y[some])
+    return learner
+
+
+def test_the_memory_is_shared_equally_by_the_classes_seen_so_far():
+    for n_tasks, share in ((1, 6), (2, 3), (3, 2)):
+        exemplars = trained(n_tasks, budget=12).exemplars()
+        assert {y: len(x) for y, x in exemplars.items()} == dict.fromkeys(range(2 * n_tasks), share)
+
+
+def test_earlier_classes_give_up_their_last_exemplars():
+    before = trained(1, budget=12).exemplars()
+    after = trained(2, budget=12).exemplars()
+    for y in before:
+        assert torch.equal(after[y], before[y][:3])
+
+
+def test_exemplars_are_examples_of_their_class():
+    for y, x in trained(3, budget=12).exemplars().items():
+        own, labels = two_classes(y // 2, seed=y // 2)
+        assert all((own[labels == y] == one).all(1).any() for one in x)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_several_epochs_leave_no_example_twice(batch):
+    for x in trained(2, epochs=3, batch=batch, budget=40).exemplars().values():
+        assert len(x.unique(dim=0)) == len(x) == 10
+
+
+def test_more_classes_than_the_budget_are_refused_before_anything_is_learned():
+    learner = trained(1, budget=3)
+    x, y = two_classes(1)
+    with pytest.raises(ValueError, match="one exemplar for each of 4 classes, got 3"):
+        learner.observe(x, 1, y)
+    assert learner.task == 0
+
+
+def test_herding_follows_the_mean_as_a_search_over_all_choices_does():
+    rng = np.random.default_rng(0)
+    features = torch.tensor(rng.standard_normal((12, 4)))
+    chosen = herd(features, 5)
+    for i in range(5):
+        distances = [
+            float((features.mean(0) - features[[*chosen[:i], j]].mean(0)).norm())
+            if j not in chosen[:i]
+            else np.inf
+            for j in range(12)
+        ]
+        assert chosen[i] == int(np.argmin(distances))
+
+
+def test_distinct_keeps_the_first_of_equal_rows_in_order():
+    rows = torch.tensor([[3.0, 1], [2, 2], [3, 1], [0, 0], [2, 2]])
+    assert distinct(rows).tolist() == [[3, 1], [2, 2], [0, 0]]
+
+
+def test_the_nearest_mean_decides_among_a_tasks_own_classes():
+    learner = trained(2, budget=8)
+    learner.outputs = {0: (0, 1), 1: (2, 3)}
+    x, _ = two_classes(1, seed=9)
+    exemplars = learner.exemplars()
+
+    def features(x):
+        inner = learner.network[:-1]
+        return torch.nn.functional.normalize(inner(x), dim=1)
+
+    means = torch.stack([features(exemplars[y]).mean(0) for y in (2, 3)])
+    means = torch.nn.functional.normalize(means, dim=1)
+    expected = 2 + torch.cdist(features(x), means).argmin(1)
+    assert torch.equal(learner.predict(x, 1), expected)
+
+
+def test_distillation_holds_old_answers():
+    """The more it counts, the less the network's answers to exemplars change in the next task."""
+
+    def change(distillation):
+        learner = gm.ICaRL(gm.mlp([3, 16, 4]), lr=0.1, distillation=distillation, budget=40)
+        learner.outputs = {0: (0, 1), 1: (2, 3)}
+        for t in (0, 1):
+            x, y = two_classes(t, 40, seed=t)
+            for _ in range(30):
+                for some in torch.arange(40).split(5):
+                    learner.observe(x[some], t, y[some])
+        kept = torch.cat([learner.kept[y] for y in (0, 1)])
+        before = torch.cat([learner.answers[y] for y in (0, 1)])[:, :2].softmax(1)
+        return float((learner.network(kept)[:, :2].softmax(1) - before).detach().abs().mean())
+
+    assert change(5.0) < 0.2 * change(0.0)
+
+
+def test_candidates_are_the_tasks_last_examples():
+    learner = gm.ICaRL(gm.mlp([3, 8, 4]), budget=100, candidates=4)
+    x, y = two_classes(0, 20)
+    learner.observe(x, 0, y)
+    assert sum(len(own) for own in learner.exemplars().values()) == 4
+    assert torch.equal(learner.exemplars()[0].sort(0).values, x[[16, 18]].sort(0).values)
