@@ -10,6 +10,7 @@ import pickle
 import re
 import struct
 import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -110,7 +111,9 @@ def no_imports(monkeypatch):
     plain = builtins.__import__
 
     def watched(name, *rest, **kwargs):
-        assert name == "pickletools", f"{name} was imported"
+        # What the test runner imports meanwhile is its own business.
+        ours = sys._getframe(1).f_globals.get("__name__", "").startswith(("gradmem", "pickle"))
+        assert not ours or name == "pickletools", f"{name} was imported"
         return plain(name, *rest, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", watched)
