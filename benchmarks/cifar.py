@@ -3,10 +3,11 @@
     python -m benchmarks.cifar choices [--past 19]
     python -m benchmarks.cifar run --data FOLDER [--precision bf16] [--limit GIGABYTES]
 
-`choices` prints milliseconds for the gradients of all past tasks (256 memories each, thin ResNet-18),
-the peak of memory and how far G is from the same in double precision; then the time it would take to
-move the activations through memory and nothing else. `run` is a run with the paper's settings and
-says where its time went; with a limit, the process may not use more of the GPU's memory.
+`choices` prints milliseconds for the gradients of all past tasks (256 memories each, thin
+ResNet-18), the peak of memory and how far G is from the same in double precision; then the time it
+would take to move the activations through memory and nothing else. `run` is a run with the paper's
+settings and says where its time went; with a limit, the process may not use more of the GPU's
+memory.
 """
 
 from __future__ import annotations
@@ -84,10 +85,8 @@ def choices(k: int, m: int, device: str) -> None:
     stack = memories(k, m, device)
     exact = Stack(stack.x.double(), stack.y, stack.counts, stack.masks)
     reference = MemoryGradients(network(False, device).double(), "loop")([exact]).clone()
-    print(
-        "| method | precision | channels last | tasks per pass | ms | first, s | error | peak GiB |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    names = "method, precision, channels last, tasks per pass, ms, first (s), error, peak GiB"
+    print(f"| {names.replace(', ', ' | ')} |\n|{'---|' * 8}")
     for method, precision, last, chunk in CHOICES:
         net = network(last, device)
         engine = MemoryGradients(net, method, chunk, precision=precision)
