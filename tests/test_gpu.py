@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import gradmem as gm
-from gradmem.gradients import MemoryGradients
+from gradmem.gradients import MemoryGradients, Stack
+from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -94,6 +95,49 @@ def test_gradients_agree_with_the_loop(name):
     assert agree(found, expected, 1e-5)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 3, 20, 64, 160])
+def test_statistics_per_task_are_those_of_each_task_alone(channels, dims):
+    """With channels next to each other, as kernels of ours take them; forth, back, running ones."""
+    kind = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[dims]
+    shape = (12, channels, *(3, 5, 2)[:dims])
+    torch.manual_seed(0)
+    x = (3 + 2 * torch.randn(shape, device="cuda")).movedim(1, -1).contiguous().movedim(-1, 1)
+    grad = torch.randn_like(x)
+    layers = [kind(channels).cuda() for _ in range(2)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.linspace(-1, 2, channels))
+    together, alone = (x.clone().requires_grad_() for _ in range(2))
+    found = normalise_by_task(layers[0], together, 3)
+    expected = torch.cat([layers[1](one) for one in alone.split(4)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for one, start in ((found, together), (expected, alone)):
+        one.backward(grad)
+    torch.testing.assert_close(together.grad, alone.grad, rtol=1e-3, atol=1e-4)
+    for name, buffer in layers[1].named_buffers():
+        torch.testing.assert_close(layers[0].get_buffer(name), buffer, rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_network_takes_one_pass_in_any_memory_format():
+    stack = Stack(
+        torch.rand(3, 4, 3, 32, 32, device="cuda"),
+        torch.arange(12, device="cuda").view(3, 4),
+        (4, 4, 4),
+        torch.arange(100, device="cuda") // 4 == torch.arange(3, device="cuda")[:, None],
+    )
+    exact = Stack(stack.x.double(), stack.y, stack.counts, stack.masks)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        network = gm.resnet18(feature_maps=4).cuda().to(memory_format=memory_format)
+        engine = MemoryGradients(network)
+        engine([stack])
+        assert engine.method == "batched"
+        double = gm.resnet18(feature_maps=4).cuda().double().to(memory_format=memory_format)
+        found = MemoryGradients(double, "batched")([exact]).clone()
+        expected = MemoryGradients(double, "loop")([exact])
+        assert agree(found, expected, 1e-10)
+
+
 def trained(name="mlp", graphs=True, steps=6, **settings):
     network = build(name).cuda()
     learner = gm.GEM(network, lr=0.05, memories=7, graphs=graphs, **settings)
@@ -117,6 +161,27 @@ def test_graphs_change_nothing(name):
     for key, value in without.network.state_dict().items():
         torch.testing.assert_close(with_graphs.network.state_dict()[key], value)
     assert with_graphs.statistics() == without.statistics()
+
+
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_graphs_change_nothing_for_any_learner(kind):
+    """Tasks with outputs of their own, one that comes back, and a short last batch."""
+    networks = []
+    for graphs in (True, False):
+        learner = kind(gm.mlp([6, 8, 8, 6]).cuda(), lr=0.05, graphs=graphs)
+        learner.outputs = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
+        for t in (0, 1, 2, 0):
+            x = torch.linspace(-1, 1, 18 * 6, device="cuda").view(18, 6) + t
+            y = 2 * t + torch.arange(18, device="cuda") % 2
+            for some in torch.arange(18, device="cuda").split(4):
+                learner.observe(x[some], t, y[some])
+        networks.append([learner.predict(x, t).tolist() for t in range(3)])
+        assert bool(learner.take._graphs) == graphs
+        networks[-1] += [w.detach().clone() for w in learner.module(0).parameters()]
+    with_graphs, without = networks
+    assert with_graphs[:3] == without[:3]
+    for w, other in zip(with_graphs[3:], without[3:], strict=True):
+        torch.testing.assert_close(w, other)
 
 
 def test_a_network_that_cannot_be_recorded_runs_without_graphs():
