@@ -95,9 +95,9 @@ class Learner(ABC):
             (n,) class ids.
         check
             False skips the look at x and y, for data that was looked at before: on a GPU, looking
-            means waiting for it.
+            means waiting for it. A task's first batch is looked at in any case.
         """
-        if check:
+        if check or t not in self._n_outputs:
             self.check(x, t, y)
         with self.own_randomness():
             self.learn(x.detach(), t, y.long())

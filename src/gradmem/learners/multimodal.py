@@ -43,7 +43,11 @@ class Multimodal(Learner):
         self, network: nn.Module, lr: float = 0.1, seed: int = 0, graphs: bool = True
     ) -> None:
         if not isinstance(network, nn.Sequential) or len(network) < 2:
-            raise TypeError(f"network must be an nn.Sequential of two or more, got {network!r}")
+            raise TypeError(
+                "network must be an nn.Sequential of two or more layers, of which each task gets a "
+                "first one for itself (Multimodal is for inputs of different kinds), got "
+                f"{type(network).__name__}"
+            )
         if not any(True for _ in network[0].parameters()):
             raise ValueError(f"network must begin with a layer that learns, got {network[0]!r}")
         super().__init__(network, lr, seed, graphs)
