@@ -228,6 +228,23 @@ def test_a_restored_learner_uses_its_graphs_again_and_goes_the_same_way():
     assert other.state_dict()["memory"]["tasks"].keys() == state["memory"]["tasks"].keys()
 
 
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_a_learner_put_back_to_its_start_learns_again(kind):
+    """What graphs refer to is still what is trained."""
+    learner = kind(gm.mlp([6, 8, 8, 6]).cuda(), lr=0.05)
+    start = learner.state_dict()
+    ends = []
+    for _ in range(2):
+        learner.load_state_dict(start)
+        for t in (0, 1):
+            x = torch.linspace(-1, 1, 60, device="cuda").view(10, 6) + t
+            for _ in range(4):
+                learner.observe(x, t, torch.arange(10, device="cuda") % 6)
+        ends.append([w.detach().clone() for w in learner.module(0).parameters()])
+    for first, second in zip(*ends, strict=True):
+        torch.testing.assert_close(first, second)
+
+
 def test_dropout_is_governed_by_the_learners_seed():
     def once():
         torch.manual_seed(int(torch.randint(1000, ())))

@@ -48,6 +48,10 @@ class GraphedSteps:
                 mine.copy_(given)
         graph.replay()
 
+    def forget(self) -> None:
+        """Record anew from here on: what the graphs refer to is no longer in use."""
+        self._known, self._graphs = set(), {}
+
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
         own = [None if tensor is None else tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
