@@ -103,6 +103,8 @@ def _measured(gradients: Callable[[], Tensor], reference: Tensor, device: str) -
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     G = gradients().double()
+    if device == "cuda":
+        torch.cuda.synchronize()
     first = time.perf_counter() - start
     error = float(((G - reference).norm(dim=1) / reference.norm(dim=1)).median())
     del G

@@ -10,6 +10,7 @@ from torch import nn
 import gradmem as gm
 from gradmem.gradients import MemoryGradients, Stack
 from gradmem.gradients.batch_norm import normalise_by_task
+from gradmem.gradients.batched import batched_gradients
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -71,6 +72,18 @@ def test_the_projection_is_optimal_for_any_number_of_tasks(k, dtype):
     assert (found @ (found - g)).abs() <= 1e-6 * size**2
     expected, _ = project_on_host(g.cpu(), G.cpu(), 0.0, "shift")
     assert (found.cpu() - expected).norm() <= 1e-5 * size.cpu()
+
+
+@pytest.mark.parametrize("k", [5, 60, 200])
+def test_any_strides_and_types_are_taken(k):
+    rows, columns = torch.randn(k, 500, device="cuda"), torch.randn(500, k + 1, device="cuda")
+    g, G = columns[:, -1], columns[:, :-1].T
+    torch.testing.assert_close(gm.project(g, G), gm.project(g.contiguous(), G.contiguous()))
+    for dtype in (torch.float16, torch.bfloat16):
+        found = gm.project(rows[0].to(dtype), -rows.to(dtype))
+        expected = gm.project(rows[0].to(dtype).cpu(), -rows.to(dtype).cpu())
+        assert found.dtype == dtype
+        assert agree(found.cpu().float(), expected.float(), 0.02)
 
 
 def test_dependent_gradients_are_projected_again_in_double_precision():
@@ -315,3 +328,22 @@ def test_out_of_memory_is_met_with_smaller_chunks():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert agree(found, expected, 1e-6)
+
+
+def test_out_of_memory_moves_running_statistics_once():
+    """A pass that is begun and given up leaves no trace."""
+    stack = memories("resnet", counts=(8,) * 4)
+    stack = Stack(stack.x.cuda(), stack.y.cuda(), stack.counts)
+    engines = [MemoryGradients(build("resnet").cuda(), "batched") for _ in range(2)]
+    engines[0]([stack])
+
+    def once_too_large(network, part, out, compute=batched_gradients):
+        compute(network, part, out)
+        if len(part) == 4:
+            raise torch.cuda.OutOfMemoryError
+
+    engines[1]._compute = once_too_large
+    with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory"):
+        engines[1]([stack])
+    for one, other in zip(*(engine.network.buffers() for engine in engines), strict=True):
+        torch.testing.assert_close(one, other)

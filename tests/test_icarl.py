@@ -116,3 +116,38 @@ def test_candidates_are_the_tasks_last_examples():
     learner.observe(x, 0, y)
     assert sum(len(own) for own in learner.exemplars().values()) == 4
     assert torch.equal(learner.exemplars()[0].sort(0).values, x[[16, 18]].sort(0).values)
+
+
+def test_a_class_that_comes_back_leaves_no_example_twice():
+    learner = gm.ICaRL(gm.mlp([3, 8, 4]), budget=100)
+    x, y = two_classes(0)
+    for t in ("first", "between", "first"):
+        learner.observe(x + (t == "between"), t, y)
+    for own in learner.exemplars().values():
+        assert len(own.unique(dim=0)) == len(own)
+
+
+def test_what_it_remembers_is_its_own():
+    learner = gm.ICaRL(gm.mlp([3, 8, 4]), budget=100)
+    x, y = two_classes(0)
+    buffer = torch.empty(5, 3)
+    for some in torch.arange(20).split(5):
+        learner.observe(buffer.copy_(x[some]), 0, y[some])
+    kept = torch.cat([*learner.exemplars().values()])
+    assert {tuple(row) for row in kept.tolist()} == {tuple(row) for row in x.tolist()}
+
+
+def test_the_memory_that_is_given_up_is_freed():
+    learner = trained(4, budget=12)
+    x, y = two_classes(3)
+    learner.observe(x, "another", y)
+    for own in learner.kept.values():
+        assert own.untyped_storage().nbytes() == own.numel() * own.element_size()
+
+
+def test_inputs_of_another_shape_are_refused_although_the_network_takes_them():
+    pooled = torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(4), torch.nn.Linear(4, 2))
+    learner = gm.ICaRL(pooled)
+    learner.observe(torch.zeros(2, 8), 0, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="x must be like what was observed before"):
+        learner.observe(torch.zeros(2, 6), 1, torch.tensor([0, 1]))

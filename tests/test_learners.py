@@ -145,3 +145,28 @@ def test_a_state_that_does_not_fit_changes_nothing(kind):
         with pytest.raises(error, match="state"):
             learner.load_state_dict(state)
         _same(before, learner.state_dict(), "the learner was changed")
+
+
+def test_agem_takes_tasks_with_and_without_outputs_of_their_own():
+    learner = gm.AGEM(gm.mlp([4, 8, 3]), memories=4)
+    learner.outputs = {"b": (0, 1), "c": (0, 2)}
+    x = torch.randn(4, 4)
+    for t, y in (("a", 1), ("b", 0), ("c", 2), ("b", 1)):
+        learner.observe(x, t, torch.full((4,), y))
+
+
+def test_a_state_from_before_there_were_outputs_is_taken():
+    learner = gm.Single(gm.mlp([4, 3]))
+    state = learner.state_dict()
+    del state["outputs"]
+    learner.load_state_dict(state)
+    assert learner.outputs == {}
+
+
+@pytest.mark.parametrize("fisher", ["batch", "example"])
+def test_ewc_takes_batch_statistics(fisher):
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    learner = gm.EWC(network, memories=1 if fisher == "batch" else 5, fisher=fisher)
+    for t in "ab":
+        learner.observe(torch.randn(6, 4), t, torch.arange(6) % 3)
+    assert network[1].training

@@ -122,3 +122,13 @@ def test_all_tasks_but_one_are_found_once_and_again_when_they_change():
     add(memory, "d", 70, 1)
     assert len(memory.others("b")) == 2
     assert memory.others("b")[1].counts == (2, 1)
+
+
+def test_a_sample_has_masks_for_all_tasks_or_for_none():
+    memory = EpisodicMemory(memories=2)
+    for t in "abc":
+        memory.add(torch.ones(2, 1), t, torch.zeros(2, dtype=torch.long))
+    assert [len(batch) for batch in memory.sample("abc", None)] == [2]
+    memory.masks = lambda tasks: None if tasks == ["a"] else torch.eye(3)[: len(tasks)].bool()
+    ((_, _, masks),) = memory.sample("ac", None)
+    assert masks.tolist() == [[True] * 3] * 2 + [[True, False, False]] * 2

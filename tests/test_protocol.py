@@ -138,3 +138,10 @@ def test_what_is_wrong_with_the_data_is_found_before_the_run():
     assert learner.steps == 0
     with pytest.raises(TypeError, match="run takes a learner and a Continuum, got GEM"):
         gm.run(gm.Continuum([gm.Task("a", (x, y), (x, y))]), learner)
+
+
+def test_a_test_set_may_be_one_example():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    result = gm.run(gm.Single(network), gm.Continuum([gm.Task(0, (x, y), (x[:1], y[:1]))]))
+    assert result.R.shape == (1, 1)

@@ -50,7 +50,7 @@ class GraphedSteps:
 
     def forget(self) -> None:
         """Record anew from here on: what the graphs refer to is no longer in use."""
-        self._known, self._graphs = set(), {}
+        self._known, self._graphs, self._pool = set(), {}, None
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
         own = [None if tensor is None else tensor.clone() for tensor in inputs]

@@ -124,6 +124,7 @@ class EpisodicMemory:
         there is nothing, as long as inputs are of one kind.
         """
         stacks = self.stacks(tasks)
+        masks = next((stack.masks for stack in stacks if stack.masks is not None), None)
         sizes = [count for stack in stacks for count in stack.counts]
         total = sum(sizes)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
@@ -138,8 +139,10 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [stack.x.flatten(0, 1), stack.y.flatten()]
-            if stack.masks is not None:
-                batch.append(stack.masks.repeat_interleave(m, 0))
+            if masks is not None:  # then all batches have them
+                all_outputs = masks.new_ones((len(stack), masks.shape[1]))
+                own = all_outputs if stack.masks is None else stack.masks
+                batch.append(own.repeat_interleave(m, 0))
             if len(slots) < len(batch[1]):
                 slots = slots.to(batch[1].device)
                 batch = [part[slots] for part in batch]
@@ -174,7 +177,10 @@ class EpisodicMemory:
             "tasks": {t: shelf.get_row(row) for t, (shelf, row) in self._places.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], device: torch.device | str | None = None
+    ) -> None:
+        """Take over what `state_dict` gave; on a device, if one is named."""
         if tuple(state["limits"]) != (self.memories, self.budget):
             raise ValueError(
                 f"memories and budget must be {tuple(state['limits'])} as when the state was "
@@ -187,6 +193,7 @@ class EpisodicMemory:
         for shelf in self._shelves.values():
             shelf.clear()
         for t, (x, y, oldest) in state["tasks"].items():
+            x, y = x.to(device), y.to(device)
             shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
             row = shelf.new_row(x, y)
             shelf.add(row, x, y)

@@ -181,11 +181,15 @@ def run(
                 _observe(learner, x, t, y)
             seen = examples + len(y)
             if every is not None and seen // every > examples // every:
+                with clock.training:
+                    _wait(continuum)
                 with clock.evaluation:
                     curves.append((seen, evaluate(learner, continuum)))
             examples = seen
             report(i)
         if curves[-1][0] < examples:
+            with clock.training:
+                _wait(continuum)
             with clock.evaluation:
                 curves.append((examples, evaluate(learner, continuum)))
         if isinstance(learner, Learner):
@@ -206,13 +210,21 @@ def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
     return np.array([sum(next(counts) for _ in range(n)) / total for total, n in sizes])
 
 
+def _wait(continuum: Continuum) -> None:
+    """Steps on a GPU are only begun when `observe` returns; their time is training's."""
+    device = continuum.tasks[0].train.x.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _look_at(learner: Learner, continuum: Continuum) -> None:
     """Check the data as a whole, before the run, and without waiting for a GPU at every batch."""
-    sets = [(task.t, task.train) for task in continuum.tasks] + [*continuum.tests.items()]
-    for t, examples in sets:
+    trains = [(task.t, task.train, learner.check) for task in continuum.tasks]
+    tests = [(t, test, learner.check_test) for t, test in continuum.tests.items()]
+    for t, examples, check in trains + tests:
         whole = examples.x.is_floating_point()  # pixels stored as bytes are finite
         x, y = examples[:] if whole else examples[:2]
-        learner.check(x, t, y)
+        check(x, t, y)
         if not whole:
             learner.check_labels(t, examples.y)
 

@@ -61,6 +61,7 @@ def settings_for(benchmark: str, learner: str, **changes: Any) -> dict[str, Any]
     {'lr': 0.01, 'regularization': 3.0, 'memories': 10, 'fisher': 'batch'}
     """
     one_of("benchmark", benchmark, RECIPES)
+    one_of("learner", learner, LEARNERS)
     if benchmark.startswith("cifar") and issubclass(LEARNERS[learner], Multimodal):
         raise ValueError(
             f"{learner} is for tasks whose inputs differ in kind; {benchmark}'s are all images of "

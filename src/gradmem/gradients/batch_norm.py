@@ -85,7 +85,8 @@ def _statistics(
 
         mean, var = statistics(x, k)
     else:
-        var, mean = torch.var_mean(_by_task(x, k), (1, 3), correction=0)
+        exact = x if x.dtype == torch.float64 else x.float()
+        var, mean = torch.var_mean(_by_task(exact, k), (1, 3), correction=0)
     if layer is not None and layer.running_mean is not None and layer.running_var is not None:
         assert layer.momentum is not None
         moving = layer.training and layer.track_running_stats
@@ -99,7 +100,8 @@ def _statistics(
             kept = (1 - layer.momentum) ** k
             unbiased = var * (n / max(1, n - 1))
             for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
-                running.mul_(kept).add_((layer.momentum * left) @ new)
+                # no matrix product: autocast would make it a coarse one
+                running.mul_(kept).add_(((layer.momentum * left)[:, None] * new).sum(0))
     return mean, (var + eps).rsqrt()
 
 

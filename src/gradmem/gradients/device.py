@@ -100,7 +100,7 @@ def _sums(
     product = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
     for turn in range(TURNS):
         r = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
-        place = r[:, None] * width + c[None, :]
+        place = r[:, None].to(tl.int64) * width + c[None, :]
         inside = (place < n) & (c < width)[None, :]
         one = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
         if SAME:
@@ -118,7 +118,7 @@ def _sums(
 @triton.jit
 def _affine(x, coefficients, z, out, n, channels, k, BOTH: tl.constexpr, BLOCK: tl.constexpr):
     task = tl.program_id(1)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     place = task.to(tl.int64) * n + i
     own = coefficients + task * channels + i % channels
     value = tl.load(x + place, mask=i < n, other=0.0).to(tl.float32)

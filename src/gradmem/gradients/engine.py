@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradients.batched import batched_gradients, layer_without_rule
+from gradmem.gradients.batched import batched_gradients, layer_without_rule, mixes_examples
 from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import functional_gradients, is_vectorisable
@@ -84,6 +84,7 @@ class MemoryGradients:
         self._compute: Method | None = None
         self._buffer: Tensor | None = None
         self._most: int | None = None  # tasks that fit one pass, once a limit was met
+        self._changes = [*network.buffers()] if mixes_examples(network) else []
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
@@ -142,14 +143,29 @@ class MemoryGradients:
         start = 0
         while start < len(stack):
             part = stack[start : start + size]
+            before = self._running_statistics()
             try:
                 compute(self.network, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
-                if size == 1:
+                if size == 1 or torch.cuda.is_current_stream_capturing():
                     raise
                 size = self._shrink(size)
+                with torch.no_grad():  # what was done of the pass must not be done twice
+                    for buffer, value in before:
+                        buffer.copy_(value)
                 continue
             start += len(part)
+
+    def _running_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """The network's buffers and their values, if a pass changes them and may have to be undone.
+
+        On a GPU only: elsewhere nothing is tried again.
+        """
+        if not (self._changes and next(iter(self._changes)).is_cuda):
+            return []
+        if torch.cuda.is_current_stream_capturing():
+            return []
+        return [(buffer, buffer.clone()) for buffer in self._changes]
 
     def _chunk(self, stack: Stack) -> int:
         """How many of the stack's tasks go into one pass."""

@@ -85,7 +85,7 @@ class AGEM(Learner):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.memory.load_state_dict(state["memory"])
+        self.memory.load_state_dict(state["memory"], self.device)
         self.project.set_counts(state["counts"])
 
 

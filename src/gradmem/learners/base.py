@@ -95,7 +95,7 @@ class Learner(ABC):
             (n,) class ids.
         check
             False skips the look at x and y, for data that was looked at before: on a GPU, looking
-            means waiting for it. A task's first batch is looked at in any case.
+            means waiting for it. What comes first of a task is looked at in any case.
         """
         if check or t not in self._n_outputs:
             self.check(x, t, y)
@@ -117,6 +117,12 @@ class Learner(ABC):
         self.check_labels(t, y)
         if len(x) == 1:
             self._check_single(x, t)
+
+    def check_test(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        """Raise ValueError or TypeError if x cannot be predicted, or y not be right."""
+        descriptor(t)
+        self._check_inputs(x, t)
+        self.check_labels(t, y)
 
     def check_labels(self, t: Hashable, y: Tensor) -> None:
         """Raise ValueError or TypeError if y: (n,) are no classes; x was checked before."""
@@ -242,13 +248,15 @@ class Learner(ABC):
             )
         before, state = self.state_dict(), copy.deepcopy(state)
         try:
+            counts = state["steps"], state["examples"]
+            outputs, randomness = dict(state.get("outputs", {})), state["randomness"].cpu()
             self.set_state(state)
         except Exception as error:
             self.set_state(before)
             raise ValueError(f"the state does not fit this learner: {error}") from error
-        self.steps, self.examples = state["steps"], state["examples"]
-        self.outputs = dict(state["outputs"])
-        self._randomness = state["randomness"]
+        self.steps, self.examples = counts
+        self.outputs, self._randomness = outputs, randomness
+        self._watched.zero_()
 
     def get_state(self) -> dict[str, Any]:
         """The part of the state that a learner's own kind knows about."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients import parameters
 from gradmem.learners.base import Learner
@@ -106,7 +108,8 @@ class EWC(Learner):
         batches = [(x, y)] if self.fisher == "batch" else zip(x[:, None], y[:, None], strict=True)
         squares = [torch.zeros_like(w) for w in self.weights]
         for x_i, y_i in batches:
-            loss = self.loss(x_i, self.task, y_i, self.mask(self.task))
+            with _no_batch_of_one(self.network, x_i):
+                loss = self.loss(x_i, self.task, y_i, self.mask(self.task))
             grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
             for total, grad in zip(squares, grads, strict=True):
                 if grad is not None:
@@ -123,8 +126,21 @@ class EWC(Learner):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.memory.load_state_dict(state["memory"])
+        self.memory.load_state_dict(state["memory"], self.device)
         self.task = state["task"]
         with torch.no_grad():  # in place, where a graph finds them
             torch._foreach_copy_(self.curvature, state["curvature"])
             torch._foreach_copy_(self.weighted, state["weighted"])
+
+
+@contextmanager
+def _no_batch_of_one(network: nn.Module, x: Tensor) -> Iterator[None]:
+    """One example has no batch statistics: it is normalised by the running ones."""
+    parts = [part for part in network.modules() if isinstance(part, _BatchNorm) and part.training]
+    for part in parts if len(x) == 1 else ():
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.training = True

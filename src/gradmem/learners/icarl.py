@@ -84,6 +84,15 @@ class ICaRL(Learner):
         self._old: _Old | None = None
         self._prototypes: tuple[int, dict[int, Tensor], Tensor] | None = None
 
+    def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        super().check(x, t, y)
+        for known in [*self.kept.values(), *(old for old, _ in self.new)][:1]:
+            if (known.shape[1:], known.dtype) != (x.shape[1:], x.dtype):
+                raise ValueError(
+                    f"x must be like what was observed before, (n, {known.shape[1:]}) "
+                    f"{known.dtype}, got {tuple(x.shape)} {x.dtype}"
+                )
+
     def check_labels(self, t: Hashable, y: Tensor) -> None:
         super().check_labels(t, y)
         current = torch.cat([y, *(labels for _, labels in self.new)])
@@ -126,7 +135,7 @@ class ICaRL(Learner):
         """The task is over: its classes leave exemplars, and the network's answers are noted."""
         for y in self._candidates():
             self.task_of[y] = self.task
-        self.kept = dict(self.exemplars())
+        self.kept = {y: x.clone() for y, x in self.exemplars().items()}  # not views of more
         logits, _ = self._features(torch.cat([*self.kept.values()]))
         sizes = [len(x) for x in self.kept.values()]
         self.answers = dict(zip(self.kept, logits.split(sizes), strict=True))
@@ -156,7 +165,7 @@ class ICaRL(Learner):
             m = self._share(len({*exemplars, *candidates}))
             for y, x in candidates.items():
                 if y in exemplars:  # a class that came back
-                    candidates[y] = torch.cat([exemplars[y], x])
+                    candidates[y] = distinct(torch.cat([exemplars[y], x]))
             for y, features in self._features_of(candidates).items():
                 exemplars[y] = candidates[y][herd(features, m)]
             exemplars = {y: x[:m] for y, x in exemplars.items()}
@@ -175,7 +184,7 @@ class ICaRL(Learner):
         return share
 
     def _remember(self, x: Tensor, y: Tensor) -> None:
-        self.new.append((x, y))
+        self.new.append((x.clone(), y.clone()))  # they may be parts of something larger
         n = sum(len(labels) for _, labels in self.new)
         while n - len(self.new[0][1]) >= self.candidates:
             n -= len(self.new.pop(0)[1])
@@ -205,7 +214,10 @@ class ICaRL(Learner):
         old = self._old
         classes = torch.randint(len(old.counts), (self.rehearsed,))
         places = old.starts[classes] + (torch.rand(len(classes)) * old.counts[classes]).long()
-        of_class, of_all = torch.stack([classes, places]).to(self.device)
+        drawn = torch.stack([classes, places])
+        if self.device.type == "cuda":
+            drawn = drawn.pin_memory()  # or the copy would wait for the GPU
+        of_class, of_all = drawn.to(self.device, non_blocking=True)
         masks = None if old.masks is None else old.masks[of_class]
         return old.x[of_all], old.answers[of_all], masks, old.share
 
@@ -244,8 +256,9 @@ class ICaRL(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.task, self.task_of = state["task"], dict(state["task_of"])
-        self.kept, self.answers = dict(state["kept"]), dict(state["answers"])
-        self.new = [(x, y) for x, y in state["new"]]
+        self.kept = {y: x.to(self.device) for y, x in state["kept"].items()}
+        self.answers = {y: x.to(self.device) for y, x in state["answers"].items()}
+        self.new = [(x.to(self.device), y.to(self.device)) for x, y in state["new"]]
         self._old = self._prototypes = None
 
 

@@ -35,11 +35,11 @@ def project_on_device(g: Tensor, G: Tensor, margin: Tensor, floor: bool, counts:
     (4,) whether there was a violation, how many constraints were violated, how many bind, and how
     many steps it took to find out.
     """
+    g, G = g.contiguous(), G if G.stride(1) == 1 else G.contiguous()
     step = _Step(g, G, margin, floor, counts)
     if step.k > MOST:
-        problem = step.large_problem()
-        step.solve(problem)
-        return torch.addmv(g, G.T, step.weights[0].to(g.dtype))
+        step.solve(step.large_problem())
+        return (g + step.weights[0].to(G.dtype) @ G).to(g.dtype)
     if step.k < CHOOSE_FROM or floor:  # v ≥ γ concerns all constraints from the start
         step.solve(step.problem())
         return step.apply()

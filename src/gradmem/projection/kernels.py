@@ -36,7 +36,7 @@ def products(
         inside = columns < p
         last = tl.load(z + columns, mask=inside, other=0.0).to(tl.float64)
         rows = tl.load(
-            G + i[:, None] * stride + columns[None, :],
+            G + i[:, None].to(tl.int64) * stride + columns[None, :],
             mask=(i[:, None] < k) & inside[None, :],
             other=0.0,
         ).to(tl.float64)
@@ -71,6 +71,7 @@ def choose(
     tl.store(weights + i, nothing + tl.where(violated > 0, tl.load(margin), 0.0), mask=real)
     tl.store(weights + k + i, nothing, mask=real)
     against = tl.where(real, b / tl.where(length > 0, length, 1.0), float("inf"))
+    against = tl.where(against == against, against, float("inf"))  # NaN has no place in an order
     # Place in the order: how many come before. A row of places beside a column of them.
     tl.store(sizes + SIZE + i, against)
     tl.debug_barrier()
@@ -100,7 +101,7 @@ def gram(
         columns = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         inside = columns < p
         rows = tl.load(
-            G + row[:, None] * stride + columns[None, :],
+            G + row[:, None].to(tl.int64) * stride + columns[None, :],
             mask=(i[:, None] < n) & inside[None, :],
             other=0.0,
         ).to(tl.float64)
@@ -151,7 +152,7 @@ def apply(
         other = new
         if moved:
             rows = tl.load(
-                G + i[:, None] * stride + columns[None, :],
+                G + i[:, None].to(tl.int64) * stride + columns[None, :],
                 mask=(i[:, None] < k) & inside[None, :],
                 other=0.0,
             ).to(tl.float64)
