@@ -147,7 +147,7 @@ class MemoryGradients:
             try:
                 compute(self.network, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
-                if size == 1 or torch.cuda.is_current_stream_capturing():
+                if size == 1 or _is_recording():
                     raise
                 size = self._shrink(size)
                 with torch.no_grad():  # what was done of the pass must not be done twice
@@ -161,9 +161,7 @@ class MemoryGradients:
 
         On a GPU only: elsewhere nothing is tried again.
         """
-        if not (self._changes and next(iter(self._changes)).is_cuda):
-            return []
-        if torch.cuda.is_current_stream_capturing():
+        if not (self._changes and self._changes[0].is_cuda) or _is_recording():
             return []
         return [(buffer, buffer.clone()) for buffer in self._changes]
 
@@ -193,6 +191,10 @@ class MemoryGradients:
             capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
             self._buffer = weights[0].new_empty((capacity, sum(w.numel() for w in weights)))
         return self._buffer[:k]
+
+
+def _is_recording() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
