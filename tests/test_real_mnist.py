@@ -1,32 +1,28 @@
 """The paper's own data, where it is at hand: `GRADMEM_DATA` names the folder."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 import gradmem as gm
+from tests.memory import growth, measured
 
 pytestmark = pytest.mark.skipif(
     "GRADMEM_DATA" not in os.environ, reason="set GRADMEM_DATA to a folder that holds MNIST"
 )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="measures as POSIX does")
+@measured
 @pytest.mark.parametrize("benchmark", ["mnist_rotations", "mnist_permutations"])
 def test_twenty_tasks_stay_under_a_gigabyte(benchmark):
     """The whole process: 20 × 11,000 images, the 70,000 they come from, and torch itself."""
-    script = f"""
-import resource, sys
+    code = f"""
 import gradmem as gm
 continuum = gm.{benchmark}()
 assert continuum.n_examples == 20_000 and len(continuum) == 2_000
 assert [len(test) for test in continuum.tests.values()] == [10_000] * 20
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(peak * (1 if sys.platform == "darwin" else 1024))
 """
-    peak = int(subprocess.check_output([sys.executable, "-c", script]))
+    peak = growth("", code)
     assert peak < 1e9, f"{peak / 1e6:.0f} MB"
 
 
