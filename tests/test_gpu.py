@@ -330,6 +330,32 @@ def test_out_of_memory_is_met_with_smaller_chunks():
     assert agree(found, expected, 1e-6)
 
 
+def test_out_of_memory_while_recording_is_met_with_smaller_chunks():
+    """A graph's memory lies beside the rest: what fits as it is need not fit when recorded."""
+    whole, small = (trained("resnet", steps=2, graphs=graphs) for graphs in (False, True))
+    compute = small.memory_gradients._compute
+
+    def too_large_for_a_graph(network, part, out):
+        if len(part) > 1 and torch.cuda.is_current_stream_capturing():
+            raise torch.cuda.OutOfMemoryError
+        compute(network, part, out)
+
+    small.memory_gradients._compute = too_large_for_a_graph
+    stack = memories("resnet", counts=(20,))
+
+    def go_on(learner):
+        for step in range(4):
+            some = slice(3 * step, 3 * step + 3)
+            learner.observe(stack.x[0, some].cuda(), "new", stack.y[0, some].cuda())
+
+    go_on(whole)
+    with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory"):
+        go_on(small)
+    assert small.take.enabled
+    for w, other in zip(small.network.parameters(), whole.network.parameters(), strict=True):
+        assert agree(w, other, 1e-4)
+
+
 def test_out_of_memory_moves_running_statistics_once():
     """A pass that is begun and given up leaves no trace."""
     stack = memories("resnet", counts=(8,) * 4)

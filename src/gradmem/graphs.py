@@ -20,10 +20,17 @@ class GraphedSteps:
     The first step with a key runs as it is, which also warms up what it calls; the second is
     recorded. A step must do the same for the same key and find its other inputs where they were.
     A step that cannot be recorded (it waits for the device, say) ends the recording for good.
+
+    Attributes
+    ----------
+    need_less
+        Called when memory does not suffice for a recording, which lies beside what other steps
+        hold. Makes the step need less, or says that it cannot: False.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
+        self.need_less: Callable[[], bool] = lambda: False
         self._known: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Any]] = {}
         self._pool: Any = None
@@ -54,13 +61,10 @@ class GraphedSteps:
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
         own = [None if tensor is None else tensor.clone() for tensor in inputs]
-        graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                kept = step(*own)  # what the graph refers to must not be freed
+            graph, kept = self._recorded(step, own)
         except Exception as error:
             self.enabled = False
             torch.cuda.synchronize()
@@ -72,3 +76,16 @@ class GraphedSteps:
             return False
         self._graphs[key] = graph, own, kept
         return True
+
+    def _recorded(self, step: Step, own: list[Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """The graph, and what the step gave: it refers to that, which must not be freed."""
+        while True:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool):
+                    kept = step(*own)
+                return graph, kept
+            except torch.cuda.OutOfMemoryError:
+                if not self.need_less():
+                    raise

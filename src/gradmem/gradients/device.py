@@ -80,17 +80,18 @@ def _reduced(x: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     turns = triton.cdiv(rows, block * programs)
     parts = torch.empty((k, programs, 2, width), dtype=torch.float32, device=x.device)
     _sums[(programs, k)](
-        x, z, shift.contiguous(), parts, n, channels, width,
-        SAME=x is z, SIZE=size, BLOCK=block, TURNS=turns, num_warps=4,
+        x, z, shift.contiguous(), parts, n, channels, width, turns,
+        SAME=x is z, SIZE=size, BLOCK=block, num_warps=4,
     )  # fmt: skip
     total = parts.sum(1, dtype=torch.float64).unflatten(2, (-1, channels)).sum(2)
     return total[:, 0], total[:, 1]
 
 
-@triton.jit
+# What depends on the number of tasks is no constant: each would be compiled anew.
+@triton.jit(do_not_specialize=["turns"])
 def _sums(
-    x, z, shift, parts, n, channels, width,
-    SAME: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    x, z, shift, parts, n, channels, width, turns,
+    SAME: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program, task = tl.program_id(0), tl.program_id(1)
     c = tl.arange(0, SIZE)
@@ -98,8 +99,8 @@ def _sums(
     middle = tl.load(shift + task * channels + c % channels, mask=c < width, other=0.0)
     alone = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
     product = tl.zeros((BLOCK, SIZE), dtype=tl.float32)
-    for turn in range(TURNS):
-        r = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
+    for turn in range(turns):
+        r = (program * turns + turn) * BLOCK + tl.arange(0, BLOCK)
         place = r[:, None].to(tl.int64) * width + c[None, :]
         inside = (place < n) & (c < width)[None, :]
         one = tl.load(x + start + place, mask=inside, other=0.0).to(tl.float32)
@@ -115,7 +116,7 @@ def _sums(
     tl.store(out + width, tl.sum(product, 0), mask=c < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _affine(x, coefficients, z, out, n, channels, k, BOTH: tl.constexpr, BLOCK: tl.constexpr):
     task = tl.program_id(1)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

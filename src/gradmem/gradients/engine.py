@@ -84,6 +84,7 @@ class MemoryGradients:
         self._compute: Method | None = None
         self._buffer: Tensor | None = None
         self._most: int | None = None  # tasks that fit one pass, once a limit was met
+        self._tried = 1  # tasks in the last pass
         self._changes = [*network.buffers()] if mixes_examples(network) else []
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
@@ -115,12 +116,15 @@ class MemoryGradients:
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
         if isinstance(compute, ChainGradients) and whole:
             G = self._rows(k)
+            self._tried = k
             outs = torch.split(G, [len(stack) for stack in stacks])
             try:
                 with computing_in(self.precision, g.device.type):
                     compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
                 return G, g[0]
             except torch.cuda.OutOfMemoryError:
+                if _is_recording():
+                    raise
                 self._shrink(k)
         G = self(stacks)
         with computing_in("fp32", g.device.type):
@@ -143,6 +147,7 @@ class MemoryGradients:
         start = 0
         while start < len(stack):
             part = stack[start : start + size]
+            self._tried = size
             before = self._running_statistics()
             try:
                 compute(self.network, part, out[start : start + len(part)])
@@ -171,6 +176,13 @@ class MemoryGradients:
             self._most = max(1, self.memory_limit // bytes_per_task(self.network, stack))
         limits = (self.tasks_per_chunk, self._most)
         return min([len(stack), *(limit for limit in limits if limit is not None)])
+
+    def need_less(self) -> bool:
+        """Take fewer tasks at once than in the last pass, if there were several."""
+        if self._tried > 1:
+            self._tried = self._shrink(self._tried)
+            return True
+        return False
 
     def _shrink(self, size: int) -> int:
         smaller = max(1, size // 2)

@@ -76,6 +76,7 @@ class GEM(Learner):
         self.memory_gradients = MemoryGradients(
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
+        self.take.need_less = self.memory_gradients.need_less
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.add(x, t, y)
