@@ -37,7 +37,8 @@ def sums_by_task(layer: nn.BatchNorm2d, x: Tensor, grad: Tensor) -> tuple[Tensor
     k = len(x)
     x, grad = x.flatten(0, 1), grad.flatten(0, 1)
     if _uses_batch(layer):
-        mean, scale = _statistics(x, k, layer.eps)
+        mean, var = _statistics(x, k)
+        scale = (var + layer.eps).rsqrt()
     else:
         assert layer.running_mean is not None
         assert layer.running_var is not None
@@ -49,74 +50,91 @@ def sums_by_task(layer: nn.BatchNorm2d, x: Tensor, grad: Tensor) -> tuple[Tensor
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: nn.BatchNorm2d, k: int) -> Tensor:
-        mean, scale = _statistics(x, k, layer.eps, layer)
-        ctx.save_for_backward(x, mean, scale)
         ctx.weight = layer.weight
+        ctx.kernels = _has_kernels(layer, x)
+        if ctx.kernels:
+            from gradmem.gradients.device import normalise
+
+            y, statistics = normalise(x, k, layer.weight, layer.bias, layer.eps)
+            ctx.save_for_backward(x, statistics)
+            _move(layer, statistics, x)
+            return y
+        mean, var = _statistics(x, k)
+        scale = (var + layer.eps).rsqrt()
+        statistics = torch.stack([mean, scale, var])
+        ctx.save_for_backward(x, statistics)
+        _move(layer, statistics, x)
         weight = scale if layer.weight is None else scale * layer.weight
         shift = -mean * weight if layer.bias is None else layer.bias - mean * weight
         return _affine(x, weight, shift)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, mean, scale = ctx.saved_tensors
-        if _on_device(x) and not _on_device(grad):
+        x, statistics = ctx.saved_tensors
+        if ctx.kernels:
+            from gradmem.gradients.device import normalise_back
+
             grad = grad.movedim(1, -1).contiguous().movedim(-1, 1)
-        by_weight, by_bias = _sums(x, grad, mean, scale)
+            dx, (by_weight, by_bias) = normalise_back(x, grad, statistics, ctx.weight)
+        else:
+            mean, scale, _ = statistics
+            by_weight, by_bias = _sums(x, grad, mean, scale)
+            # dx = s·w (dy − mean(dy) − x̂ mean(dy x̂)) is one more affine map, of dy and of x
+            n = x.numel() // (len(mean) * x.shape[1])
+            on_grad = scale if ctx.weight is None else scale * ctx.weight
+            on_x = -on_grad * scale * by_weight / n
+            shift = -on_grad * by_bias / n - on_x * mean
+            dx = _affine(grad, on_grad, shift, x, on_x)
         ctx.by_parameter = {"weight": by_weight, "bias": by_bias}  # see `batched._reduce`
-        # dx = s·w (dy − mean(dy) − x̂ mean(dy x̂)) is one more affine map, of dy and of x
-        n = x.numel() // (len(mean) * x.shape[1])
-        on_grad = scale if ctx.weight is None else scale * ctx.weight
-        on_x = -on_grad * scale * by_weight / n
-        shift = -on_grad * by_bias / n - on_x * mean
-        return _affine(grad, on_grad, shift, x, on_x), None, None
+        return dx, None, None
 
 
 def _uses_batch(layer: nn.BatchNorm2d) -> bool:
     return layer.training or layer.running_mean is None or layer.running_var is None
 
 
-def _statistics(
-    x: Tensor, k: int, eps: float, layer: nn.BatchNorm2d | None = None
-) -> tuple[Tensor, Tensor]:
-    """Each task's mean and 1 / standard deviation: (k, channels); the layer's running ones move."""
-    n = x.numel() // (k * x.shape[1])
-    if _on_device(x):
-        from gradmem.gradients.device import statistics
+def _statistics(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Each task's mean and variance: (k, channels)."""
+    exact = x if x.dtype == torch.float64 else x.float()
+    var, mean = torch.var_mean(_by_task(exact, k), (1, 3), correction=0)
+    return mean, var
 
-        mean, var = statistics(x, k)
-    else:
-        exact = x if x.dtype == torch.float64 else x.float()
-        var, mean = torch.var_mean(_by_task(exact, k), (1, 3), correction=0)
-    if layer is not None and layer.running_mean is not None and layer.running_var is not None:
-        assert layer.momentum is not None
-        moving = layer.training and layer.track_running_stats
-        if moving and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(k)
-        if moving:
-            # k moves by (1 − μ) old + μ new in a row: what is left of each after all of them.
-            left = (1 - layer.momentum) ** torch.arange(
-                k - 1, -1, -1, dtype=mean.dtype, device=x.device
-            )
-            kept = (1 - layer.momentum) ** k
-            unbiased = var * (n / max(1, n - 1))
-            for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
-                # no matrix product: autocast would make it a coarse one
-                running.mul_(kept).add_(((layer.momentum * left)[:, None] * new).sum(0))
-    return mean, (var + eps).rsqrt()
+
+def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor) -> None:
+    """Move the layer's running statistics, if it has any that move, by those of each task."""
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    if not (layer.training and layer.track_running_stats):
+        return
+    _, k, channels = statistics.shape
+    n = x.numel() // (k * channels)
+    assert layer.momentum is not None
+    if _has_kernels(layer, x):
+        from gradmem.gradients.device import move
+
+        means, variances = layer.running_mean, layer.running_var
+        move(statistics, means, variances, layer.num_batches_tracked, layer.momentum, n)
+        return
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(k)
+    # k moves by (1 − μ) old + μ new in a row: what is left of each after all of them.
+    left = (1 - layer.momentum) ** torch.arange(
+        k - 1, -1, -1, dtype=statistics.dtype, device=x.device
+    )
+    kept = (1 - layer.momentum) ** k
+    mean, _, var = statistics
+    unbiased = var * (n / max(1, n - 1))
+    for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+        # no matrix product: autocast would make it a coarse one
+        running.mul_(kept).add_(((layer.momentum * left)[:, None] * new).sum(0))
 
 
 def _sums(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Σ dy x̂ and Σ dy for each task and channel: (k, channels)."""
     k = len(mean)
-    if _on_device(x) and _on_device(grad):
-        from gradmem.gradients.device import sums
-
-        with_x, alone = sums(x, grad, mean)
-    else:
-        dy = _by_task(grad, k).to(mean.dtype)
-        alone = dy.sum((1, 3))
-        with_x = (dy * (_by_task(x, k) - mean[:, None, :, None])).sum((1, 3))
-    return with_x * scale, alone
+    dy = _by_task(grad, k).to(mean.dtype)
+    with_x = (dy * (_by_task(x, k) - mean[:, None, :, None])).sum((1, 3))
+    return with_x * scale, dy.sum((1, 3))
 
 
 def _affine(
@@ -124,10 +142,6 @@ def _affine(
 ) -> Tensor:
     """An affine map, weight · x + shift (+ on_z · z), with (k, channels) coefficients."""
     k = len(weight)
-    if _on_device(x) and (z is None or _on_device(z)):
-        from gradmem.gradients.device import affine
-
-        return affine(x, weight, shift, z, on_z)
     out = torch.addcmul(shift[:, None, :, None], _by_task(x, k), weight[:, None, :, None])
     if z is not None and on_z is not None:
         out.addcmul_(_by_task(z, k), on_z[:, None, :, None])
@@ -140,7 +154,11 @@ def _by_task(x: Tensor, k: int) -> Tensor:
     return x.flatten(3) if x.ndim > 3 else x[..., None]
 
 
-def _on_device(x: Tensor) -> bool:
-    """Whether there is a kernel for it: on a GPU, with channels next to each other."""
+def _has_kernels(layer: nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether there are kernels for it: on a GPU, with channels next to each other."""
+    if not (x.is_cuda and has_triton() and x.movedim(1, -1).is_contiguous()):
+        return False
+    own = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
+    single = all(part is None or part.dtype == torch.float32 for part in own)
     small = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and small and has_triton() and x.movedim(1, -1).is_contiguous()
+    return single and small and x.numel() < 2**30
