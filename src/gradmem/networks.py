@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 
@@ -117,8 +118,12 @@ class XavierLinear(nn.Linear):
 
 
 def reset_parameters(module: nn.Module) -> nn.Module:
-    """`module` with new random weights from the global generator, as its layers draw them."""
-    for name, part in module.named_modules():
+    """`module` with new random weights from the global generator, as its layers draw them.
+
+    They are drawn on the CPU: a GPU has a generator of its own, and other weights come from it.
+    """
+    drawn = copy.deepcopy(module).cpu()
+    for name, part in drawn.named_modules():
         reset = getattr(part, "reset_parameters", None)
         if callable(reset):
             reset()
@@ -127,4 +132,5 @@ def reset_parameters(module: nn.Module) -> nn.Module:
                 f"{type(part).__name__} ({name or 'the network'}) has parameters but no "
                 "reset_parameters(): give it one so that it can start afresh"
             )
+    module.load_state_dict(drawn.state_dict())
     return module

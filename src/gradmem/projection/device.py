@@ -35,6 +35,8 @@ def project_on_device(g: Tensor, G: Tensor, margin: Tensor, floor: bool, counts:
     (4,) whether there was a violation, how many constraints were violated, how many bind, and how
     many steps it took to find out.
     """
+    if g.itemsize < 4 or G.itemsize < 4:  # the compiler has no products of these
+        return project_on_device(g.float(), G.float(), margin, floor, counts).to(g.dtype)
     g, G = g.contiguous(), G if G.stride(1) == 1 else G.contiguous()
     step = _Step(g, G, margin, floor, counts)
     if step.k > MOST:
