@@ -494,6 +494,20 @@ def test_a_table_divided_by_t_is_recognised(tmp_path):
     assert "multiplied by 20/19 it is inside" in found.why[0]
 
 
+def test_an_fwt_that_began_elsewhere_is_recognised(tmp_path):
+    """The same R after an untrained network that knew more: less is left to be transferred."""
+    published = appendix_b()["mnist-rotations"]["gem"]
+    R, baseline = np.array(published["R"]), np.array(published["baseline"])
+    noise = np.random.default_rng(0).normal(0, 0.001, (3, 20, 20))
+    for more, known in ((0.1, True), (0.0, False)):
+        shift = 0 if known else 0.1  # or R itself is another
+        runs = [made_up(GEM, s, R - shift + noise[s], baseline + more) for s in range(3)]
+        keep(tmp_path, GEM, [(run, True) for run in runs], "gradmem paper")
+        found = comparisons(tmp_path)["appendix-b", GEM, "fwt"]
+        assert found.mark == OUTSIDE
+        assert any("an untrained network" in why for why in found.why) == known
+
+
 def test_every_reason_is_about_something_that_is_compared():
     names = {"part", "benchmark", "learner", "epochs", "shuffled", "metric", "side"}
     for reason in reasons():

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.paper import reasons
+from gradmem.metrics import transfer_metrics
+from gradmem.paper import appendix_b, reasons
 from gradmem.paper.kept import Kept
 from gradmem.paper.numbers import Number, second_values
 from gradmem.paper.plan import N_TASKS, Setting
@@ -91,7 +92,7 @@ def compare(numbers: Sequence[Number], kept: Mapping[Setting, Kept]) -> list[Com
             comparison.estimate,
             comparison.low,
             comparison.high,
-            tuple(_why(comparison, others)),
+            tuple(_why(comparison, others, kept[comparison.number.setting])),
         )
 
     return [explained(comparison) for comparison in found]
@@ -143,11 +144,28 @@ def _comparable(kept: Kept | None, metric: str) -> tuple[str, list[float | None]
     return {0: NOT_RUN, 1: ONE_SEED}.get(len(values), ""), values
 
 
+def _from_published_baseline(number: Number, kept: Kept) -> list[str]:
+    """Whether an FWT is outside because the published run began from another untrained network."""
+    theirs = appendix_b()[number.setting.benchmark][number.setting.learner]["baseline"]
+    runs = kept.row.runs
+    values = [transfer_metrics(run.R, theirs).fwt for run in runs]
+    estimate = Estimate.of(values)
+    if not _within(number.value, number.rounding, *next_run(estimate, len(values))):
+        return []
+    ours = [float(np.mean(run.result["baseline"][1:])) for run in runs]
+    return [
+        "FWT is counted from what an untrained network reaches: "
+        f"{np.mean(theirs[1:]):.3f} in the published run, {min(ours):.3f} to {max(ours):.3f} here. "
+        f"Counted from the former, FWT is {estimate.mean:+.3f} here, and the published value is "
+        "inside."
+    ]
+
+
 def _within(value: float, rounding: float, low: float, high: float) -> bool:
     return low - rounding - 1e-9 <= value <= high + rounding + 1e-9
 
 
-def _why(comparison: Comparison, others: Sequence[Comparison]) -> list[str]:
+def _why(comparison: Comparison, others: Sequence[Comparison], kept: Kept) -> list[str]:
     number, low, high = comparison.number, comparison.low, comparison.high
     found = [
         f"The paper has two values for this; the other, {number_text(other.number)} in "
@@ -165,6 +183,8 @@ def _why(comparison: Comparison, others: Sequence[Comparison]) -> list[str]:
             "The released code divides by T where the equation has T − 1; multiplied by "
             f"{N_TASKS}/{N_TASKS - 1} it is inside."
         )
+    if number.metric == "fwt" and number.part == "appendix-b":
+        found += _from_published_baseline(number, kept)
     about = {
         "part": number.part,
         "benchmark": number.setting.benchmark,
