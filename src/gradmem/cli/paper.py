@@ -79,7 +79,7 @@ def paper(
         int | None,
         typer.Option(
             help="Processes that run at a time, but for Table 1. (default: one per two cores; on "
-            "a GPU: 1)",
+            "a GPU: 1, several need NVIDIA's MPS to be quicker)",
             rich_help_panel=WHERE,
         ),
     ] = None,
