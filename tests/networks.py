@@ -210,6 +210,10 @@ NETWORKS = {
     "overwritten in place": (InPlace, VECTOR, "func"),
     "a batch centred by itself": (Mixing, VECTOR, "func"),
     "control flow on data": (Branches, VECTOR, "loop"),
+    "batch norm used twice": (
+        lambda: nn.Sequential(nn.Linear(6, 6), *[nn.BatchNorm1d(6)] * 2, nn.Linear(6, CLASSES)),
+        VECTOR, "loop"
+    ),
     "no rule and batch norm": (
         lambda: nn.Sequential(Scale(6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)), VECTOR, "loop"
     ),

@@ -1,6 +1,8 @@
 """Every way to compute G gives what the plain loop gives, on networks of every kind."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -84,6 +86,43 @@ def test_the_way_is_chosen_by_itself(name, best):
     assert flags == [w.requires_grad for w in network.parameters()]
     assert modes == [part.training for part in network.modules()]
     assert not any(part._forward_hooks or "forward" in vars(part) for part in network.modules())
+
+
+def test_batch_norm_that_is_used_twice_is_refused_by_one_pass():
+    """Task by task, both its calls would move the statistics before the next task's."""
+    with pytest.raises(ValueError, match="used twice"):
+        MemoryGradients(build("batch norm used twice"), "batched")([memories("mlp")])
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+    ],
+)
+def test_the_users_precision_is_taken_in_any_way_it_is_set_and_stays(switch):
+    """In a process of its own: torch does not go back from the new switches to the old ones."""
+    code = f"""if True:
+        import torch, gradmem as gm
+        {switch}
+        def seen():
+            try:
+                old = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            except RuntimeError:
+                old = None
+            parts = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+            return old, [part.fp32_precision for part in parts]
+        before = seen()
+        learner = gm.GEM(gm.mlp([2, 8, 2]))
+        for t in "ab":
+            learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+        assert seen() == before, (before, seen())
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet", "tied weights", "a module without a rule"])

@@ -21,6 +21,13 @@ class GraphedSteps:
     recorded. A step must do the same for the same key and find its other inputs where they were.
     A step that cannot be recorded (it waits for the device, say) ends the recording for good.
 
+    Parameters
+    ----------
+    enabled
+        Whether steps are recorded at all.
+    circumstances
+        What a recorded step has taken for granted; if it is another, the step is recorded anew.
+
     Attributes
     ----------
     need_less
@@ -28,8 +35,9 @@ class GraphedSteps:
         hold. Makes the step need less, or says that it cannot: False.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True, circumstances: Callable[[], Hashable] = tuple) -> None:
         self.enabled = enabled
+        self.circumstances = circumstances
         self.need_less: Callable[[], bool] = lambda: False
         self._known: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Any]] = {}
@@ -40,7 +48,8 @@ class GraphedSteps:
         if not (self.enabled and x.is_cuda):
             step(*inputs)
             return
-        key = (key, *(None if tensor is None else tensor.shape for tensor in inputs))
+        shapes = (None if tensor is None else tensor.shape for tensor in inputs)
+        key = (key, self.circumstances(), *shapes)
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
@@ -61,31 +70,28 @@ class GraphedSteps:
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
         own = [None if tensor is None else tensor.clone() for tensor in inputs]
-        if self._pool is None:
+        graph = torch.cuda.CUDAGraph()
+        if not self._graphs:  # a pool ends with the last graph that used it
             self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
         try:
-            graph, kept = self._recorded(step, own)
+            with torch.cuda.graph(graph, pool=self._pool):
+                kept = step(*own)  # what the graph refers to must not be freed
         except Exception as error:
-            self.enabled = False
             torch.cuda.synchronize()
-            warnings.warn(
-                f"steps of this network cannot be recorded as CUDA graphs and run without: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            if isinstance(error, torch.cuda.OutOfMemoryError) and self.need_less():
+                return False  # this step runs as it is, and the next one is recorded
+            self._give_up(error)
             return False
         self._graphs[key] = graph, own, kept
         return True
 
-    def _recorded(self, step: Step, own: list[Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """The graph, and what the step gave: it refers to that, which must not be freed."""
-        while True:
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            try:
-                with torch.cuda.graph(graph, pool=self._pool):
-                    kept = step(*own)
-                return graph, kept
-            except torch.cuda.OutOfMemoryError:
-                if not self.need_less():
-                    raise
+    def _give_up(self, error: Exception) -> None:
+        self.enabled = False
+        self.forget()
+        torch.cuda.empty_cache()
+        warnings.warn(
+            f"steps of this network cannot be recorded as CUDA graphs and run without: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )

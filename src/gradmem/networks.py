@@ -132,5 +132,10 @@ def reset_parameters(module: nn.Module) -> nn.Module:
                 f"{type(part).__name__} ({name or 'the network'}) has parameters but no "
                 "reset_parameters(): give it one so that it can start afresh"
             )
-    module.load_state_dict(drawn.state_dict())
+    with torch.no_grad():
+        pairs = zip(module.parameters(), drawn.parameters(), strict=True)
+        for mine, new in itertools.chain(
+            pairs, zip(module.buffers(), drawn.buffers(), strict=True)
+        ):
+            mine.copy_(new)
     return module

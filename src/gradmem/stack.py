@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Stack", "has_triton", "masked"]
+__all__ = ["Stack", "has_triton", "masked", "on"]
 
 
 @cache
 def has_triton() -> bool:
     """Whether kernels of our own can be used; they come with torch's builds for GPUs."""
     return importlib.util.find_spec("triton") is not None
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a GPU has to be the current one: graphs and kernels are for that, wherever data lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:

@@ -93,6 +93,7 @@ def _recording(
 ) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
     """Note every call of a layer that learns as (layer, input, output), in order."""
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    met: set[nn.Module] = set()
 
     def note(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if not output.requires_grad:
@@ -106,7 +107,7 @@ def _recording(
             kind = registered(layer)
             if kind in FORWARDS:
                 undo.callback(delattr, layer, "forward")
-                layer.forward = partial(_by_task, FORWARDS[kind], layer, k)
+                layer.forward = partial(_by_task, FORWARDS[kind], layer, k, met)
             if getattr(layer, "inplace", False):
                 # What a layer gave must still be there when its gradient is asked for.
                 undo.callback(setattr, layer, "inplace", True)
@@ -117,7 +118,14 @@ def _recording(
         yield calls
 
 
-def _by_task(forward: Forward, layer: nn.Module, k: int, x: Tensor) -> Tensor:
+def _by_task(forward: Forward, layer: Any, k: int, met: set[nn.Module], x: Tensor) -> Tensor:
+    if layer in met and k > 1 and layer.training and layer.track_running_stats:
+        # Task by task, its second call would move the running statistics before the next task.
+        raise ValueError(
+            f'gradients="batched" takes a {type(layer).__name__} that is used once in a pass, here '
+            'it is used twice; "auto" finds a way'
+        )
+    met.add(layer)
     return forward(layer, x, k)
 
 

@@ -26,7 +26,7 @@ def softmax_slopes(logits: Tensor, y: Tensor, shares: Tensor, out: Tensor) -> No
 def _softmax_slopes(
     logits, y, shares, slopes, n, classes, stride, ROWS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, SIZE)
     inside = (r[:, None] < n) & (c[None, :] < classes)
     z = tl.load(logits + r[:, None] * stride + c[None, :], mask=inside, other=float("-inf"))
@@ -50,8 +50,8 @@ def normalise(
     """
     channels, n = x.shape[1], x.numel() // k
     parts, programs = _sums_of_parts(x, x, None, k)
-    found = torch.empty((3, k, channels), device=x.device)
-    coefficients = torch.empty((3, k, channels), device=x.device)
+    found = torch.empty((3, k, channels), dtype=torch.float32, device=x.device)
+    coefficients = torch.empty((3, k, channels), dtype=torch.float32, device=x.device)
     _statistics[(k,)](
         x, parts, weight, bias, found, coefficients, n, n // channels, k, programs, eps,
         **_widths(channels),
@@ -68,7 +68,7 @@ def move(
     _move[(triton.cdiv(channels, block),)](
         statistics, means, variances, tracked, k, channels, by,
         math.log2(1 - by) if by < 1 else -1e6, (1 - by) ** k, n / max(1, n - 1),
-        TASKS=triton.next_power_of_2(k), BLOCK=block, num_warps=1,
+        TASKS=32, BLOCK=block, num_warps=1,
     )  # fmt: skip
 
 
@@ -84,8 +84,8 @@ def normalise_back(
     """
     _, k, channels = statistics.shape
     parts, programs = _sums_of_parts(grad, x, statistics, k)
-    slopes = torch.empty((2, k, channels), device=x.device)
-    coefficients = torch.empty((3, k, channels), device=x.device)
+    slopes = torch.empty((2, k, channels), dtype=torch.float32, device=x.device)
+    coefficients = torch.empty((3, k, channels), dtype=torch.float32, device=x.device)
     _slopes[(k,)](
         parts, weight, statistics, slopes, coefficients, x.numel() // (k * channels), k, programs,
         **_widths(channels),
@@ -118,7 +118,8 @@ def _sums_of_parts(x: Tensor, z: Tensor, statistics: Tensor | None, k: int) -> t
     rows = triton.cdiv(n, widths["WIDTH"])
     programs = min(triton.cdiv(rows, block), max(32, 528 // k))
     turns = triton.cdiv(rows, block * programs)
-    parts = torch.empty((k, programs, 2, widths["WIDTH"]), device=x.device)
+    shape = (k, programs, 2, widths["WIDTH"])
+    parts = torch.empty(shape, dtype=torch.float32, device=x.device)
     _sums[(programs, k)](
         x, z, statistics, parts, n, turns,
         SAME=statistics is None, BLOCK=block, num_warps=4, **widths,
@@ -260,17 +261,17 @@ def _move(
 ):  # fmt: skip
     """Do k moves by (1 − μ) old + μ new in a row: what is left of each after all of them."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    t = tl.arange(0, TASKS)
-    inside = (t < k)[:, None] & (c < channels)[None, :]
-    place = t[:, None] * channels + c[None, :]
-    share = (by * tl.exp2((k - 1 - t) * log_left))[:, None]
-    mean = tl.load(found + place, mask=inside, other=0.0)
-    var = tl.load(found + 2 * k * channels + place, mask=inside, other=0.0) * unbiased
-    old = tl.load(means + c, mask=c < channels, other=0.0)
-    new = kept * old + tl.sum(tl.where(inside, share * mean, 0.0), 0)
-    tl.store(means + c, new, mask=c < channels)
-    old = tl.load(variances + c, mask=c < channels, other=0.0)
-    new = kept * old + tl.sum(tl.where(inside, share * var, 0.0), 0)
-    tl.store(variances + c, new, mask=c < channels)
+    mean = kept * tl.load(means + c, mask=c < channels, other=0.0)
+    var = kept * tl.load(variances + c, mask=c < channels, other=0.0)
+    for first in range(0, k, TASKS):
+        t = first + tl.arange(0, TASKS)
+        inside = (t < k)[:, None] & (c < channels)[None, :]
+        place = t[:, None] * channels + c[None, :]
+        share = tl.where(t < k, by * tl.exp2((k - 1 - t) * log_left), 0.0)[:, None]
+        mean += tl.sum(share * tl.load(found + place, mask=inside, other=0.0), 0)
+        variance = tl.load(found + 2 * k * channels + place, mask=inside, other=0.0)
+        var += tl.sum(share * unbiased * variance, 0)
+    tl.store(means + c, mean, mask=c < channels)
+    tl.store(variances + c, var, mask=c < channels)
     if tracked is not None:
         tl.store(tracked, tl.load(tracked) + k, mask=tl.program_id(0) == 0)

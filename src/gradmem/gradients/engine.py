@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import functional_gradients, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
-from gradmem.stack import Stack
+from gradmem.stack import Stack, on
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["METHODS", "MemoryGradients"]
@@ -85,14 +85,14 @@ class MemoryGradients:
         self._buffer: Tensor | None = None
         self._most: int | None = None  # tasks that fit one pass, once a limit was met
         self._tried = 1  # tasks in the last pass
-        self._changes = [*network.buffers()] if mixes_examples(network) else []
+        self._changes = mixes_examples(network)  # the network's buffers, in a pass
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
         k = sum(len(stack) for stack in stacks)
         G = self._rows(k)
         compute = self._ready(stacks)
-        with computing_in(self.precision, G.device.type):
+        with computing_in(self.precision, G.device):
             start = 0
             for stack in stacks:
                 self._fill(compute, stack, G[start : start + len(stack)])
@@ -119,7 +119,7 @@ class MemoryGradients:
             self._tried = k
             outs = torch.split(G, [len(stack) for stack in stacks])
             try:
-                with computing_in(self.precision, g.device.type):
+                with computing_in(self.precision, g.device):
                     compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
                 return G, g[0]
             except torch.cuda.OutOfMemoryError:
@@ -127,7 +127,7 @@ class MemoryGradients:
                     raise
                 self._shrink(k)
         G = self(stacks)
-        with computing_in("fp32", g.device.type):
+        with computing_in("fp32", g.device):
             loop_gradients(self.network, batch, g)  # one task: nothing is gained by another way
         return G, g[0]
 
@@ -166,9 +166,9 @@ class MemoryGradients:
 
         On a GPU only: elsewhere nothing is tried again.
         """
-        if not (self._changes and self._changes[0].is_cuda) or _is_recording():
+        if not self._changes or not parameters(self.network)[0].is_cuda or _is_recording():
             return []
-        return [(buffer, buffer.clone()) for buffer in self._changes]
+        return [(buffer, buffer.clone()) for buffer in self.network.buffers()]
 
     def _chunk(self, stack: Stack) -> int:
         """How many of the stack's tasks go into one pass."""
@@ -216,24 +216,30 @@ def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
         "batched": layer_without_rule(network) is None,
         "func": True,
     }
-    with _as_it_was(network), computing_in("fp32", few.x.device.type):
+    with _as_it_was(network), computing_in("fp32", few.x.device):
         if not is_vectorisable(network, few.x[0]):
             return "loop"
         network, few, expected = _reference(network, few)
-        tolerance = 1e-3 if expected.dtype != torch.float64 else 1e-6
+        tolerance = 1e-3 if expected[0].dtype != torch.float64 else 1e-6
         for name in (name for name, fits in usable.items() if fits):
             try:
-                with _as_it_was(network):
-                    found = _result(METHODS[name](), network, few)
+                found = _result(METHODS[name](), network, few)
             except Exception:
                 continue
-            largest = float(expected.abs().max())
-            if torch.allclose(found, expected, rtol=tolerance, atol=0.1 * tolerance * largest):
+            pairs = zip(found, expected, strict=True)
+            if all(_are_close(one, other, tolerance) for one, other in pairs):
                 return name
     return "loop"
 
 
-def _reference(network: nn.Module, few: Stack) -> tuple[nn.Module, Stack, Tensor]:
+def _are_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if not expected.is_floating_point() or not expected.numel():
+        return torch.equal(found, expected)
+    largest = float(expected.abs().max())
+    return torch.allclose(found, expected, rtol=tolerance, atol=0.1 * tolerance * largest)
+
+
+def _reference(network: nn.Module, few: Stack) -> tuple[nn.Module, Stack, list[Tensor]]:
     """The loop's result and what it was computed from: a copy in double precision, if there can be.
 
     In single precision a deep network's gradients may differ by rounding alone: a ReLU whose input
@@ -249,16 +255,42 @@ def _reference(network: nn.Module, few: Stack) -> tuple[nn.Module, Stack, Tensor
 
 
 @contextmanager
-def computing_in(precision: str, device: str) -> Iterator[None]:
+def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     """Matrix products and convolutions in the precision asked for, and not in another one."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    with (
+        on(device),
+        _tf32(precision == "tf32"),
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        yield
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """TF32 on GPUs or not; afterwards it is as the user had it, by the older switches or the new.
+
+    torch refuses to read the older ones once the new ones were used.
+    """
+    cuda, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)
     try:
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        matmul, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:
+        parts = [cuda, cudnn.conv, cudnn.rnn]
+        before = [part.fp32_precision for part in parts]
+        try:
+            for part in parts:
+                part.fp32_precision = "tf32" if allowed else "ieee"
             yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                part.fp32_precision = value
+        return
+    try:
+        cuda.allow_tf32 = cudnn.allow_tf32 = allowed
+        yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        torch.set_float32_matmul_precision(matmul)
+        cudnn.allow_tf32 = convolutions
 
 
 def bytes_per_task(network: nn.Module, stack: Stack) -> int:
@@ -304,11 +336,13 @@ def _few(stacks: list[Stack]) -> Stack | None:
     return None
 
 
-def _result(method: Method, network: nn.Module, stack: Stack) -> Tensor:
+def _result(method: Method, network: nn.Module, stack: Stack) -> list[Tensor]:
+    """G, and what becomes of the network's buffers; they are put back."""
     weights = parameters(network)
     out = weights[0].new_empty((len(stack), sum(w.numel() for w in weights)))
-    method(network, stack, out)
-    return out
+    with _as_it_was(network):
+        method(network, stack, out)
+        return [out, *(buffer.clone() for buffer in network.buffers())]
 
 
 @contextmanager

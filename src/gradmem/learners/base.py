@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradmem.gradients import parameters
 from gradmem.graphs import GraphedSteps
-from gradmem.stack import masked
+from gradmem.stack import masked, on
 from gradmem.validation import class_ids, descriptor, non_negative_int, positive
 
 __all__ = ["Learner"]
@@ -76,7 +76,7 @@ class Learner(ABC):
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
         #: Takes the learner's steps, on a GPU as CUDA graphs (see `GraphedSteps`).
-        self.take = GraphedSteps(graphs and not self.is_random)
+        self.take = GraphedSteps(graphs and not self.is_random, self._circumstances)
 
     @abstractmethod
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
@@ -99,7 +99,7 @@ class Learner(ABC):
         """
         if check or t not in self._n_outputs:
             self.check(x, t, y)
-        with self.own_randomness():
+        with on(self.device), self.own_randomness():
             self.learn(x.detach(), t, y.long())
         self.steps += 1
         self.examples += len(x)
@@ -150,7 +150,8 @@ class Learner(ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
         if check or t not in self._n_outputs:
             self._check_inputs(x, t)
-        return self.scores(x, t).argmax(1)
+        with on(self.device):
+            return self.scores(x, t).argmax(1)
 
     def scores(self, x: Tensor, t: Hashable | None) -> Tensor:
         """How well each class fits x, as task t sees it: (n, classes)."""
@@ -172,7 +173,7 @@ class Learner(ABC):
         if classes.count(None) == len(classes):
             return None
         n = next(iter(self._n_outputs.values()))
-        key = (n, *(None if own is None else tuple(own) for own in classes))
+        key = (n, self.device, *(None if own is None else tuple(own) for own in classes))
         if key not in self._masks:
             masks = torch.zeros((len(tasks), n), dtype=torch.bool)
             for t, row, own in zip(tasks, masks, classes, strict=True):
@@ -200,6 +201,7 @@ class Learner(ABC):
     def require_finite(self, number: Tensor) -> None:
         """Go no further if a loss, or the sum of a gradient, is not finite."""
         if number.is_cuda:  # looked at when there is a reason to wait, in `settle`
+            self._watched = self._watched.to(number.device)  # if the network was moved
             self._watched.add_(number, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
         elif not number.isfinite():
             self._diverge()
@@ -213,6 +215,18 @@ class Learner(ABC):
         raise FloatingPointError(
             f"the loss is not finite after {self.steps} steps: a learning rate below "
             f"lr={self.lr} or smaller inputs may help"
+        )
+
+    def optimisers_in_use(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that the next step may use."""
+        return (self.optimiser,)
+
+    def _circumstances(self) -> Hashable:
+        """What decides a step beside its inputs, and can be changed at any time."""
+        return (
+            tuple(part.training for part in self.network.modules()),
+            tuple(w.requires_grad for w in self.network.parameters()),
+            tuple(group["lr"] for o in self.optimisers_in_use() for group in o.param_groups),
         )
 
     def new_optimiser(self, module: nn.Module) -> torch.optim.Optimizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,8 +70,11 @@ class Multimodal(Learner):
             for optimiser in optimisers:
                 optimiser.step()
 
-        self.take(t, step, x, y, self.mask(t))
         self.task, self.network = t, self.module(t)
+        self.take(t, step, x, y, self.mask(t))
+
+    def optimisers_in_use(self) -> Sequence[Optimizer]:
+        return (*self.input_optimisers.values(), self.shared_optimiser)
 
     def module(self, t: Hashable | None) -> nn.Module:
         return nn.Sequential(self.inputs.get(t, self.next_input), self.shared)

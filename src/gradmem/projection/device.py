@@ -8,6 +8,8 @@ elsewhere the whole problem is solved.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 from torch import Tensor
@@ -41,7 +43,7 @@ def project_on_device(g: Tensor, G: Tensor, margin: Tensor, floor: bool, counts:
     step = _Step(g, G, margin, floor, counts)
     if step.k > MOST:
         step.solve(step.large_problem())
-        return (g + step.weights[0].to(G.dtype) @ G).to(g.dtype)
+        return step.large_result()
     if step.k < CHOOSE_FROM or floor:  # v ≥ γ concerns all constraints from the start
         step.solve(step.problem())
         return step.apply()
@@ -102,12 +104,21 @@ class _Step:
     def large_problem(self) -> Tensor:
         """The same for any number of rows."""
         problem = torch.zeros((self.k, self.k + 1), dtype=torch.float64, device=self.g.device)
+        for G, g in self._blocks():
+            problem[:, : self.k].addmm_(G, G.T)
+            problem[:, self.k].addmv_(G, g)
+        return problem
+
+    def large_result(self) -> Tensor:
+        """What `apply` gives, for any number of rows."""
+        return torch.cat([g + self.weights[0] @ G for G, g in self._blocks()]).to(self.g.dtype)
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """G and g in double precision, some columns at a time."""
         width = max(4096, (1 << 22) // self.k)
         for start in range(0, self.p, width):
-            block = self.G[:, start : start + width].double()
-            problem[:, : self.k].addmm_(block, block.T)
-            problem[:, self.k].addmv_(block, self.g[start : start + width].double())
-        return problem
+            columns = slice(start, start + width)
+            yield self.G[:, columns].double(), self.g[columns].double()
 
     def solve(self, problem: Tensor, chosen: Tensor | None = None, flagged: bool = False) -> None:
         """The weights of g̃, and those of z: the dual's solution as it is, without a shift."""

@@ -255,12 +255,12 @@ def solve(
         running = tl.where(done | (steps > 10 * n + 10), 0, running)
 
     w = tl.where(v > 0, v / length, 0.0)
+    if INDEXED:
+        violated = tl.load(flag)  # also among the rows that were not chosen
     added = tl.where(violated > 0, gamma, 0.0)
     place = tl.load(index + i, mask=real, other=0) if INDEXED else i
     tl.store(weights + place, w + added, mask=real)
     tl.store(weights + k + place, w, mask=real)
-    if INDEXED:
-        violated = tl.load(flag)  # also among the rows that were not chosen
     c = tl.arange(0, 4)
     change = tl.where(c == 0, (violated > 0).to(tl.int32), 0)
     change = tl.where(c == 1, violated, change)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradmem.projection.host import project_on_host
-from gradmem.stack import has_triton
+from gradmem.stack import has_triton, on
 from gradmem.validation import non_negative, one_of
 
 __all__ = ["MARGIN_RULES", "Projection", "project"]
@@ -82,7 +82,8 @@ class Projection:
             self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
             self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
         floor = self.margin_rule == "floor"
-        return project_on_device(g, G, self._gamma, floor, self._device)
+        with on(g.device), torch.autocast("cuda", enabled=False):
+            return project_on_device(g, G, self._gamma, floor, self._device)
 
     def counts(self) -> dict[str, int]:
         """Steps with a violation, violated and binding constraints, steps of the solver; so far."""
