@@ -100,6 +100,11 @@ def test_data_says_what_it_found():
             ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--order", "up"],
             '--order must be "random" or numbers such as 2,0,1',
         ),
+        (["compare", "--benchmark", "mnist-rotations", "--learners", ""], "learner must be one of"),
+        (
+            ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--examples", "0"],
+            "--examples must be at least 1",
+        ),
         (["report", "no-such-folder"], "no-such-folder does not exist"),
         (["run", "--benchmark", "mnist-rotations"], "--learner"),
     ],

@@ -249,6 +249,12 @@ def test_a_damaged_file_in_the_environments_folder_is_an_error(tmp_path, monkeyp
         load_mnist()
 
 
+def test_an_environment_that_names_no_folder_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADMEM_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="GRADMEM_DATA must name a folder"):
+        load_mnist()
+
+
 def test_without_mnist_the_environments_folder_is_passed_over_and_mentioned(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADMEM_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"could not be fetched[\s\S]*GRADMEM_DATA is "):

@@ -750,7 +750,7 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
     size = ["--data", "sample", "--tasks", 2, "--examples", 100, "--workers", 1]
     said = said_by(command(*options, *size, "--seeds", 2, "--final-seeds", 1, "--out", out))
     assert "selection: 6 of 6 runs" in said
-    assert "best so far: mnist-rotations, single, lr=0.1" in said
+    assert "best: mnist-rotations, single, lr=0.1: ACC 0." in said
     assert "2 runs failed" in said
     assert "final: 1 of 1 runs" in said
     assert str(out / "chosen.json") in said
@@ -771,6 +771,14 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
         ([], "--benchmark for a new sweep, or the FOLDER"),
         (["nowhere"], "nowhere is no sweep's folder"),
         (["nowhere", "--data", "sample"], "--benchmark is missing"),
+        (["nowhere", "--seeds", "4"], "--benchmark is missing"),
+        (["nowhere", "--select", "nonsense"], "--benchmark is missing"),
+        (["nowhere", "--held-out", "0.2"], "--benchmark is missing"),
+        (["--benchmark", "mnist-rotations", "--seeds", "0"], "--seeds must be at least 1"),
+        (
+            ["--benchmark", "mnist-rotations", "--select", "first-tasks", "--tasks", "2"],
+            "--first-tasks must be at most --tasks, 2, got 3",
+        ),
         (["--benchmark", "mnist-rotations", "--grid", "no.json"], 'must be "paper" or a JSON file'),
         (["--benchmark", "mnist-rotations", "--learners", "agem"], "a learner in the grid must be"),
         (

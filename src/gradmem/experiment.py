@@ -70,8 +70,12 @@ class Experiment:
                 positive_int(name, getattr(self, name))
         if self.held_out is not None and positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
-        if self.first_tasks is not None:
-            positive_int("first_tasks", self.first_tasks)
+        if self.first_tasks is not None and (
+            positive_int("first_tasks", self.first_tasks) > self.n_tasks
+        ):
+            raise ValueError(
+                f"first_tasks must be at most n_tasks, {self.n_tasks}, got {self.first_tasks}"
+            )
         if isinstance(self.order, list):
             object.__setattr__(self, "order", tuple(self.order))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gradmem import __version__
 from gradmem.benchmarks import BENCHMARKS
 from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
@@ -97,9 +99,25 @@ TensorBoardOption = Annotated[
     Path | None,
     typer.Option(
         "--tensorboard",
-        help='Folder to log to for TensorBoard. (default: off; needs "gradmem[tensorboard]")',
+        help='Folder to log to for TensorBoard. (default: off; needs "gradmem\\[tensorboard]")',
     ),
 ]
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        console.print(f"gradmem {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_tell_version),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("run")
@@ -231,12 +249,12 @@ def run_command(
 def compare(
     benchmark: BenchmarkOption,
     learners: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--learners",
             help="Names with commas between them. (default: all that have settings for it)",
         ),
-    ] = "",
+    ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds each, from --seed on.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     out: Annotated[
@@ -260,7 +278,8 @@ def compare(
     """
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
-    chosen = learners or ",".join(RECIPES[one_of("benchmark", benchmark, RECIPES)])
+    usual = RECIPES[one_of("benchmark", benchmark, RECIPES)]
+    chosen = ",".join(usual) if learners is None else learners
     experiments = [
         Experiment(
             benchmark=benchmark,
@@ -334,9 +353,30 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, DataError, FloatingPointError, OSError) as error:
-        message = Text.assemble(("error: ", "red"), str(error))
+        message = Text.assemble(("error: ", "red"), _as_typed(error))
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
+
+
+#: What the errors of the package call what is typed here.
+TYPED = {
+    "n_tasks": "--tasks",
+    "examples_per_task": "--examples",
+    "batch_size": "--batch-size",
+    "first_tasks": "--first-tasks",
+    "held_out": "--held-out",
+    "data=FOLDER": "--data FOLDER",
+}
+
+
+def _as_typed(error: Exception) -> str:
+    """The message, with the names of options."""
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+        return f"a folder is needed, {error.filename} is in the way: a file, or below one"
+    message = str(error)
+    for name, option in TYPED.items():
+        message = re.sub(rf"\b{name}\b", option, message)
+    return message
 
 
 def _run(

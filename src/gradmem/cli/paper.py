@@ -43,7 +43,10 @@ def paper(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Per setting, from 0 on.", rich_help_panel=WHAT)] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
+    ] = None,
     grid: Annotated[
         bool,
         typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
@@ -94,13 +97,14 @@ def paper(
     Smaller than the paper (--tasks, --examples, --data sample) it is a trial: nothing is compared.
     """
     if source is not None:
-        if parts or grid:
+        others = (parts, benchmarks, seeds, precision, data, tasks, examples, kept_in, device)
+        if grid or retry_failed or any(o is not None for o in (*others, workers)):
             raise ValueError(
-                "--from makes the whole page and runs nothing: leave out parts, --grid"
+                "--from makes the whole page and runs nothing: only --out goes with it"
             )
         _write_page(source, out)
         return
-    device = device or "cpu"
+    device, seeds = device or "cpu", 5 if seeds is None else positive_int("--seeds", seeds)
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     conditions = Conditions(data, device, precision, tasks, examples)
@@ -119,7 +123,7 @@ def paper(
             made = make_runs(
                 out,
                 settings,
-                range(positive_int("--seeds", seeds)),
+                range(seeds),
                 conditions,
                 executor,
                 retry_failed,

@@ -20,13 +20,13 @@ from gradmem.cli.options import (
     RetryFailedOption,
     TasksOption,
 )
-from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.machine import cores
 from gradmem.paper import grids
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
 from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Sweep, run_sweep
 from gradmem.sweep.plan import FIRST_FINAL_SEED
-from gradmem.validation import one_of
+from gradmem.validation import one_of, positive_int
 
 __all__ = ["sweep"]
 
@@ -48,24 +48,25 @@ def sweep(
         typer.Option(help="Names with commas. (default: all in the grid)", rich_help_panel=WHAT),
     ] = None,
     grid: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help='"paper" (its Appendix A), or a JSON file: {"gem": {"lr": [0.03, 0.1]}}.',
+            help='A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: "paper", its Appendix A)',
             rich_help_panel=WHAT,
         ),
-    ] = "paper",
+    ] = None,
     seeds: Annotated[
-        int, typer.Option(help="How many to choose with, from 0 on.", rich_help_panel=WHAT)
-    ] = 3,
+        int | None,
+        typer.Option(help="How many to choose with, from 0 on. (default: 3)", rich_help_panel=WHAT),
+    ] = None,
     select: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What settings are chosen on. "
             + "; ".join(f"{name}: {what}" for name, what in MODES.items())
-            + ".",
+            + ". (default: validation)",
             rich_help_panel=WHAT,
         ),
-    ] = "validation",
+    ] = None,
     final_seeds: Annotated[
         int | None,
         typer.Option(
@@ -75,12 +76,15 @@ def sweep(
         ),
     ] = None,
     held_out: Annotated[
-        float,
-        typer.Option(help="Part of each training set to choose on.", rich_help_panel=WHAT),
-    ] = 0.1,
+        float | None,
+        typer.Option(
+            help="Part of each training set to choose on. (default: 0.1)", rich_help_panel=WHAT
+        ),
+    ] = None,
     first_tasks: Annotated[
-        int, typer.Option(help="For --select first-tasks: how many.", rich_help_panel=WHAT)
-    ] = 3,
+        int | None,
+        typer.Option(help="For --select first-tasks: how many. (default: 3)", rich_help_panel=WHAT),
+    ] = None,
     data: DataOption = None,
     tasks: TasksOption = None,
     examples: ExamplesOption = None,
@@ -126,21 +130,24 @@ def sweep(
     asked = {name: value for name, value in common.items() if value is not None}
     plan = None
     where = folder or out
+    whole = (learners, grid, seeds, select, final_seeds, held_out, first_tasks)
     if benchmark is not None:
         names = _names(benchmark)
+        mode = "validation" if select is None else select
+        n = 3 if seeds is None else positive_int("--seeds", seeds)
         plan = Sweep(
-            grids={name: _grid(grid, name, learners) for name in names},
-            seeds=tuple(range(seeds)),
-            select=select,
-            final_seeds=_final_seeds(select, seeds if final_seeds is None else final_seeds),
-            held_out=held_out,
-            first_tasks=first_tasks,
+            grids={name: _grid(grid or "paper", name, learners) for name in names},
+            seeds=tuple(range(n)),
+            select=mode,
+            final_seeds=_final_seeds(mode, n if final_seeds is None else final_seeds),
+            held_out=0.1 if held_out is None else held_out,
+            first_tasks=3 if first_tasks is None else first_tasks,
             common=asked,
         )
         where = where or Path("sweeps", "-".join(names))
     elif where is None:
         raise ValueError("--benchmark for a new sweep, or the FOLDER of one to go on with")
-    elif asked or learners or grid != "paper":
+    elif asked or any(option is not None for option in whole):
         raise ValueError("a sweep is extended by giving all its options: --benchmark is missing")
     with SweepDisplay(console) as display:
         try:
@@ -173,6 +180,7 @@ def _report(done: Finished, where: Path) -> None:
     table = folder / "table.md"
     table.write_text(markdown_table(rows))
     draw_pictures(rows, folder)
+    console.print(choices_table(done.choices, "chosen"))
     console.print(terminal_table(rows))
     for path in (where / "chosen.json", table):
         console.print(f"Written: {path}", highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gradmem.sweep import Choice, Event
 
-__all__ = ["SweepDisplay"]
+__all__ = ["SweepDisplay", "choices_table"]
 
 #: Seconds between lines where there is no terminal.
 PAUSE = 10.0
@@ -66,7 +66,8 @@ class SweepDisplay:
             self._tasks[event.phase] = self._bars.add_task(event.phase, total=None, left="")
         bar = self._tasks[event.phase]
         self._bars.update(bar, total=event.total, completed=event.done, left=left)
-        live.update(Group(self._bars, _table(event.best)) if event.best else self._bars)
+        best = choices_table(event.best, "best so far")
+        live.update(Group(self._bars, best) if event.best else self._bars)
 
     def _tell(self, event: Event) -> None:
         if event.outcome is not None and event.outcome.error:
@@ -79,18 +80,26 @@ class SweepDisplay:
         left = _left(event.seconds_left)
         self.say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
         if event.phase == "selection" and event.run is not None:
+            so_far = "" if event.done == event.total else " so far"
             for choice in event.best:
-                self.say("  best so far: " + ", ".join(_cells(choice)))
+                benchmark, learner, settings, acc, seeds = _cells(choice)
+                self.say(
+                    f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds"
+                )
 
     def say(self, line: str) -> None:
         """Print a line as it is."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(best: list[Choice]) -> Table:
-    table = Table(title="best so far, on the data for choosing", title_justify="left")
+def choices_table(best: list[Choice], what: str) -> Table:
+    """Settings with their ACC where they were chosen; `what` they are is in the title."""
+    table = Table(title=f"{what}, on the data for choosing", title_justify="left")
     for heading in ("benchmark", "learner", "settings", "ACC", "seeds"):
-        table.add_column(heading, justify="right" if heading in ("ACC", "seeds") else "left")
+        if heading in ("ACC", "seeds"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(heading, overflow="fold")
     for choice in best:
         table.add_row(*_cells(choice))
     return table

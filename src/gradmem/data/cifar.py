@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradmem.data.archive import read_members
-from gradmem.data.fetch import Archive, File, Source, fetch
+from gradmem.data.fetch import Archive, File, Source, fetch, folder_in_environment
 from gradmem.data.idx import DataError
 from gradmem.data.images import Images
 from gradmem.data.pickles import read_pickle
@@ -143,9 +143,9 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
 
 
 def _from_environment() -> Cifar100 | None:
-    named = os.environ.get("GRADMEM_DATA")
-    # The folder may be for other data sets, so CIFAR-100's absence from it is no error.
-    return _from_folder(Path(named).expanduser()) if named else None
+    folder = folder_in_environment()
+    # It may be for other data sets, so CIFAR-100's absence from it is no error.
+    return _from_folder(folder) if folder else None
 
 
 def _from_cache() -> Cifar100:

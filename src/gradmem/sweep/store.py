@@ -80,7 +80,10 @@ class Store:
 
     def run(self, key: str) -> Run:
         """A finished run."""
-        return find_runs([self.folder(key)])[0]
+        try:
+            return find_runs([self.folder(key)])[0]
+        except ValueError as error:
+            raise ValueError(f"{error}. Delete that folder, and its run is made again") from error
 
     def failure(self, key: str) -> dict[str, Any]:
         """What is known of a run that failed: type, message, traceback."""
