@@ -114,7 +114,8 @@ def run(
     ----------
     learner
         Anything that answers `observe` and `predict`; it is trained in place. It is told which
-        outputs are which task's (`Learner.outputs`), unless it knows.
+        outputs are which task's (`Learner.outputs`), unless it knows. The baseline of FWT is what
+        it can do when the run begins.
     continuum
         The data and the test sets.
     every
