@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.synthetic import write_run
+
 TINY = ["--data", "sample", "--tasks", "2", "--examples", "30"]
 
 
@@ -58,6 +60,26 @@ def test_compare_and_report_make_one_table_and_pictures(tmp_path):
     assert (tmp_path / "again" / "table.md").read_text() == (root / "table.md").read_text()
     assert str(tmp_path / "again" / "R-mnist-permutations-ewc.png") in said
     assert str(tmp_path / "again" / "report.html") in said
+
+
+def test_report_says_which_runs_do_not_count(tmp_path):
+    for name in ("a", "copy", "damaged"):
+        write_run(tmp_path / name)
+    write_run(tmp_path / "b", seed=1)
+    (tmp_path / "damaged" / "result.json").write_text("")
+    said = gradmem("report", tmp_path, tmp_path / "a")
+    assert "Left out: 1 run (same experiment and seed as a newer run)" in said
+    assert f"Left out: {tmp_path / 'damaged'} (result.json is not whole: " in said
+    assert "mean of 2 seeds" in said
+    assert "that can be read" in gradmem("report", tmp_path / "damaged", code=2)
+
+
+def test_a_report_needs_a_folder(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = gradmem("report", tmp_path / "run", "--out", out, code=2)
+        assert f"--out must be a folder, {tmp_path / 'file'} is a file" in said
 
 
 def test_a_learner_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch):

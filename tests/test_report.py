@@ -1,6 +1,7 @@
 """The page of `gradmem report`: what is in it, and what a browser makes of it."""
 
 import html
+import io
 import json
 import os
 import re
@@ -11,10 +12,18 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from markupsafe import escape
+from rich.console import Console
 
 from gradmem.metrics import transfer_metrics
 from gradmem.paper import appendix_b
-from gradmem.report import draw_pictures, page, summarize, write_page
+from gradmem.report import (
+    draw_pictures,
+    markdown_table,
+    page,
+    summarize,
+    terminal_table,
+    write_page,
+)
 from gradmem.report.published import published
 from gradmem.report.summary import leading, memory_lines
 from gradmem.results import find_runs, write_json
@@ -26,6 +35,13 @@ in_a_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH, non
 
 def rows_of(folder):
     return summarize(find_runs([folder]))
+
+
+def printed(rows, width):
+    """The lines of the table on a terminal."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal_table(rows))
+    return console.file.getvalue().splitlines()
 
 
 def write_several(folder, learners=("single", "ewc", "gem"), seeds=3, **changes):
@@ -153,6 +169,78 @@ def test_pictures_with_very_long_and_odd_names_have_different_files(tmp_path):
     assert len({path.name for path in written}) == len(written) == 8
 
 
+# What is told apart
+
+
+def write_held_out(folder):
+    """The same learner on test sets, on held-out data, and on those of the first tasks."""
+    write_run(folder / "test", n_tasks=20)
+    write_run(folder / "held-out", n_tasks=20, held_out=0.1)
+    write_run(folder / "first", n_tasks=20, held_out=0.1, first_tasks=3)
+
+
+def test_held_out_data_are_a_group_of_their_own(tmp_path):
+    write_held_out(tmp_path)
+    rows = rows_of(tmp_path)
+    names = [
+        "mnist-rotations",
+        "mnist-rotations, held-out data",
+        "mnist-rotations, held-out data, first 3 tasks",
+    ]
+    assert [(row.benchmark, row.name) for row in rows] == [(name, "gem") for name in names]
+    assert [published(row) is None for row in rows] == [False, True, True]
+    assert "| mnist-rotations, held-out data, gem | " in markdown_table(rows)
+    assert any("mnist-rotations, held-out data, gem" in line for line in printed(rows, 120))
+    written = {path.name for path in draw_pictures(rows, tmp_path / "pictures")}
+    assert {"bars-mnist-rotations.png", "bars-mnist-rotations-held-out-data.png"} <= written
+    text = write_page(rows, tmp_path / "report.html").read_text()
+    assert '<th scope="rowgroup" colspan="6">mnist-rotations, held-out data</th>' in text
+    assert "not on the test sets" in text
+
+
+def test_what_experiments_differ_in_is_told_across_learners(tmp_path):
+    write_run(tmp_path / "single", "single", examples_per_task=100)
+    write_run(tmp_path / "gem-0", seed=0, examples_per_task=50)
+    write_run(tmp_path / "gem-1", seed=1, examples_per_task=50)
+    write_run(tmp_path / "permutations", benchmark="mnist-permutations", examples_per_task=70)
+    rows = rows_of(tmp_path)
+    assert [row.name for row in rows] == [
+        "gem",
+        "single (examples_per_task=100)",
+        "gem (examples_per_task=50)",
+    ]
+    assert "mean of 1 to 2 seeds" in " ".join(printed(rows, 120))
+    assert "mean of 2 seeds" in " ".join(printed(rows[2:], 120))
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (30, ["ACC"]),
+        (50, ["ACC"]),
+        (60, ["ACC", "BWT"]),
+        (80, ["ACC", "BWT", "seconds"]),
+        (120, ["ACC", "BWT", "FWT", "seconds"]),
+    ],
+)
+def test_a_narrow_terminal_has_whole_names_and_numbers(tmp_path, width, columns):
+    for examples in (50, 100):
+        write_several(tmp_path / str(examples), ["gem"], 2, examples_per_task=examples)
+    rows = rows_of(tmp_path)
+    lines = printed(rows, width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    headings = next(line for line in lines if "learner" in line)
+    assert re.findall(r"\w+", headings) == ["learner", *columns]
+    names = "".join(line.split("│")[1].replace(" ", "") for line in lines if "│" in line)
+    assert names == "gem(examples_per_task=50)gem(examples_per_task=100)"
+    for row in rows:
+        assert row.estimate("acc").format(".3f") in text
+        assert ("BWT" in columns) == (row.estimate("bwt").format("+.3f") in text)
+    assert ("No room for" in text) == (len(columns) < 4)
+
+
 # What a browser makes of it
 
 PROBE = """
@@ -168,6 +256,7 @@ window.addEventListener("load", () => setTimeout(() => {
     title: document.title,
     fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
     z: document.getElementById("matrix").data?.[0].z,
+    names: plots("bars").map((plot) => plot.data.map((trace) => trace.name)),
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
     address: location.hash,
     status: document.getElementById("count").textContent,
@@ -386,3 +475,22 @@ def test_many_rows_are_all_in_the_table_and_some_in_the_charts(tmp_path):
     assert len(seen.rows) == 40
     assert (seen.probe["bars"], seen.probe["curves"], seen.probe["memory"]) == ([8], [8], [8])
     assert seen.probe["width"] <= 500  # long names do not push the page aside
+
+
+@in_a_browser
+def test_charts_do_not_mix_held_out_data_and_test_sets(tmp_path):
+    write_held_out(tmp_path)
+    write_run(tmp_path / "best", n_tasks=20, held_out=0.1, settings={"memories": 1024})
+    rows = rows_of(tmp_path)
+    seen = browse(write_page(rows, tmp_path / "report.html"))
+    assert seen.probe["curves"] == [1, 2, 1]
+    assert np.allclose(seen.probe["z"], rows[0].R, atol=1e-4)  # the best on the test sets
+
+
+@in_a_browser
+def test_charts_say_what_experiments_differ_in(tmp_path):
+    write_run(tmp_path / "single", "single", examples_per_task=100)
+    write_run(tmp_path / "gem", examples_per_task=50)
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
+    names = ["single (examples_per_task=100)", "gem (examples_per_task=50)"]
+    assert seen.probe["names"] == [names]

@@ -9,7 +9,8 @@ import pytest
 from gradmem.experiment import Experiment
 from gradmem.report import draw_pictures, markdown_table, summarize
 from gradmem.report.summary import Estimate
-from gradmem.results import RunFolder, find_runs, write_json
+from gradmem.results import RunFolder, find_runs, newest, write_json
+from tests.synthetic import write_run
 
 TINY = {"data": "sample", "n_tasks": 2, "examples_per_task": 30}
 
@@ -103,6 +104,40 @@ def test_missing_and_broken_folders_are_named(tmp_path):
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(ValueError, match="is not a run's folder"):
         find_runs([tmp_path])
+
+
+def test_a_run_that_is_found_twice_counts_once(tmp_path, monkeypatch):
+    write_run(tmp_path / "cmp" / "gem-seed0")
+    monkeypatch.chdir(tmp_path)
+    assert len(find_runs(["cmp", "cmp/gem-seed0", tmp_path])) == 1
+
+
+def test_of_an_experiment_and_seed_the_newest_run_counts(tmp_path):
+    for time, name in enumerate(("old", "new", "older")):
+        write_run(tmp_path / name)
+        os.utime(tmp_path / name / "result.json", (time % 2, time % 2))
+    write_run(tmp_path / "other-seed", seed=1)
+    write_run(tmp_path / "other-experiment", epochs=2)
+    kept = newest(find_runs([tmp_path]))
+    assert [run.folder.name for run in kept] == ["new", "other-experiment", "other-seed"]
+
+
+def test_damaged_runs_can_be_left_out(tmp_path):
+    for name in ("cut", "empty", "half", "no-config", "whole"):
+        write_run(tmp_path / name)
+    (tmp_path / "cut" / "result.json").write_text('{"R": [[0.1, ')
+    (tmp_path / "empty" / "result.json").write_text("")
+    (tmp_path / "half" / "result.json").write_text('{"R": [[0.1]]}')
+    (tmp_path / "no-config" / "config.json").unlink()
+    damaged = {}
+    (run,) = find_runs([tmp_path, tmp_path], lambda path, why: damaged.update({path.name: why}))
+    assert run.folder.name == "whole"
+    assert damaged.keys() == {"cut", "empty", "half", "no-config"}
+    assert damaged["cut"].startswith("result.json is not whole")
+    assert damaged["half"] == "result.json has no acc, bwt, fwt, seconds, curves"
+    assert damaged["no-config"] == "config.json: No such file or directory"
+    with pytest.raises(ValueError, match="no finished run that can be read in"):
+        find_runs([tmp_path / "cut"], lambda *_: None)
 
 
 def test_an_interval_by_hand():

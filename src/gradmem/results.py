@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,19 @@ from gradmem.experiment import Experiment
 from gradmem.machine import cores, processor
 from gradmem.protocol import Result
 
-__all__ = ["Run", "RunFolder", "find_runs", "write_json", "write_whole"]
+__all__ = [
+    "Run",
+    "RunFolder",
+    "check_folder",
+    "find_runs",
+    "newest",
+    "write_json",
+    "write_whole",
+]
+
+#: What is read of every run.
+IN_CONFIG = ("benchmark", "learner")
+IN_RESULT = ("R", "acc", "bwt", "fwt", "seconds", "curves")
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,21 @@ class Run:
     @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.array(self.result["R"])
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark, and which part of it was used for choosing settings, if it was."""
+        parts = [self.config["benchmark"]]
+        if self.config.get("held_out"):
+            parts.append("held-out data")
+        if first := self.config.get("first_tasks"):
+            parts.append("first task" if first == 1 else f"first {first} tasks")
+        return ", ".join(parts)
+
+    @property
+    def accuracy(self) -> str:
+        """What its accuracies are called."""
+        return "held-out accuracy" if self.config.get("held_out") else "test accuracy"
 
     @property
     def name(self) -> str:
@@ -55,8 +82,7 @@ class RunFolder:
 
     def open(self, overwrite: bool = False) -> None:
         """Make the folder, unless it already holds the result of something else."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"--out must be a folder, {self.path} is a file")
+        check_folder(self.path)
         config = self.path / "config.json"
         held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
         if held and not overwrite:
@@ -120,24 +146,58 @@ def versions() -> dict[str, Any]:
     }
 
 
-def find_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Run]:
-    """All finished runs in or below the folders."""
-    folders = [Path(path) for path in paths]
+def find_runs(
+    paths: Iterable[str | os.PathLike[str]],
+    on_damaged: Callable[[Path, str], None] | None = None,
+) -> list[Run]:
+    """All finished runs in or below the folders, each once.
+
+    Parameters
+    ----------
+    paths
+        The folders; one may lie in another.
+    on_damaged
+        Called with the folder of a run that cannot be read and the reason; that run is left out.
+        If there is none, such a run is an error.
+    """
+    roots = [Path(path) for path in paths]
     runs = []
-    for path in folders:
+    seen = set()
+    for path in roots:
         if not path.exists():
             raise ValueError(f"{path} does not exist")
-        for found in sorted(path.rglob("result.json")):
+        for folder in (found.parent for found in sorted(path.rglob("result.json"))):
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
             try:
-                config = json.loads((found.parent / "config.json").read_text())
-                result = json.loads(found.read_text())
-                result["R"], config["learner"], config["benchmark"]  # what every run has
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{found.parent} is not a run's folder: {error!r}") from error
-            runs.append(Run(found.parent, config, result))
+                config = _read(folder / "config.json", IN_CONFIG)
+                result = _read(folder / "result.json", IN_RESULT)
+            except ValueError as error:
+                if on_damaged is None:
+                    raise ValueError(f"{folder} is not a run's folder: {error}") from error
+                on_damaged(folder, str(error))
+            else:
+                runs.append(Run(folder, config, result))
     if not runs:
-        raise ValueError(f"no finished run (result.json) in {', '.join(map(str, folders))}")
+        kind = "finished run that can be read" if seen else "finished run (result.json)"
+        raise ValueError(f"no {kind} in {', '.join(map(str, roots))}")
     return runs
+
+
+def newest(runs: Iterable[Run]) -> list[Run]:
+    """Of runs with the same config, so of one experiment and seed, the one made last."""
+    runs = list(runs)
+    by_time = sorted(runs, key=lambda run: (run.folder / "result.json").stat().st_mtime_ns)
+    last = {_config_text(run): run for run in by_time}
+    return [run for run in runs if last[_config_text(run)] is run]
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path for results that is a file or leads through one."""
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise ValueError(f"--out must be a folder, {part} is a file")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -161,6 +221,24 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """What a run's file holds; all of `names` must be in it."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not whole: {error}") from error
+    missing = [name for name in names if not isinstance(value, dict) or name not in value]
+    if missing:
+        raise ValueError(f"{path.name} has no {', '.join(missing)}")
+    return value  # type: ignore[no-any-return]
+
+
+def _config_text(run: Run) -> str:
+    return json.dumps(run.config, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
 from gradmem.recipes import RECIPES
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table, write_page
-from gradmem.results import RunFolder, find_runs
+from gradmem.results import RunFolder, check_folder, find_runs, newest
 from gradmem.tensorboard import TensorBoardLog
 from gradmem.validation import one_of
 
@@ -418,7 +418,14 @@ def _run(
 
 
 def _report(runs: list[Path], out: Path) -> None:
-    rows = summarize(find_runs(runs))
+    found = find_runs(runs, _left_out)
+    counted = newest(found)
+    if len(counted) < len(found):
+        n = len(found) - len(counted)
+        which = "1 run" if n == 1 else f"{n} runs"
+        _left_out(which, "same experiment and seed as a newer run")
+    check_folder(out)
+    rows = summarize(counted)
     out.mkdir(parents=True, exist_ok=True)
     table = out / "table.md"
     table.write_text(markdown_table(rows))
@@ -427,6 +434,10 @@ def _report(runs: list[Path], out: Path) -> None:
     console.print("Written:", highlight=False)
     for path in written:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def _left_out(what: Path | str, why: str) -> None:
+    console.print(f"Left out: {what} ({why})", highlight=False, markup=False, soft_wrap=True)
 
 
 def _order(text: str | None) -> str | tuple[int, ...] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradmem.report.published import PUBLISHED, published
 from gradmem.report.styles import DASHES, SHADES, styles
-from gradmem.report.summary import Row, memory_lines
+from gradmem.report.summary import Row, conditions, memory_lines
 from gradmem.results import Run
 
 __all__ = ["page_data", "write_page"]
@@ -62,6 +62,7 @@ def write_page(rows: Sequence[Row], path: str | Path) -> Path:
         rows=rows,
         data=page_data(rows),
         n_runs=sum(len(row.runs) for row in rows),
+        held_out=any(row.runs[0].config.get("held_out") for row in rows),
         versions=_versions(run for row in rows for run in row.runs),
         style=Markup(web.joinpath("page.css").read_text("utf-8")),
         plotly=Markup(get_plotlyjs()),
@@ -114,6 +115,7 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
                 "line": line_of.get(id(row)),
                 "published": published(row),
                 "settings": _settings(row.runs[0]),
+                "conditions": list(conditions(row.runs[0])),
             }
             | ({} if per_run else {"R": _whole(row.R), "baseline": _baseline(row.runs)})
             for row in rows

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradmem.report.published import PUBLISHED, published, published_first_task
 from gradmem.report.styles import DASHES, SHADES, Style, paler, styles
-from gradmem.report.summary import MemoryLine, Row, leading, memory_lines
+from gradmem.report.summary import MemoryLine, Row, leading, memory_lines, seeds_text
 
 __all__ = ["draw_bars", "draw_first_task", "draw_pictures"]
 
@@ -68,7 +68,7 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     figure, axes = _figure(width=5.6, height=max(2.0, 4.4 * n_rows / T + 0.9))
     image = axes.imshow(R, vmin=0, vmax=1, cmap="cividis", aspect="equal")
     acc = row.estimate("acc").format(".3f")
-    axes.set_title(f"{_short(row.name, 90)} on {_short(row.benchmark)}: ACC {acc}", wrap=True)
+    axes.set_title(f"{_short(row.name)} on {_short(row.benchmark)}: ACC {acc}", wrap=True)
     axes.set_xlabel("tested on task")
     axes.set_ylabel("after learning task" if n_rows > 4 else "after")
     axes.set_xticks(_ticks(T), labels=[str(i + 1) for i in _ticks(T)])
@@ -78,7 +78,7 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
             colour = "black" if value > 0.5 else "white"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
     flat = {"orientation": "horizontal", "aspect": 40} if n_rows * 2 < T else {"fraction": 0.046}
-    figure.colorbar(image, ax=axes, label="test accuracy", pad=0.03, **flat)
+    figure.colorbar(image, ax=axes, label=row.runs[0].accuracy, pad=0.03, **flat)
     return _save(figure, folder, f"R-{_slug(row.benchmark)}-{_slug(row.name)}")
 
 
@@ -112,9 +112,9 @@ def draw_first_task(
             axes.plot(x, known, color=look[row.learner].colour, **THIN)
     if any(published_first_task(row) is not None for row in rows):
         axes.plot([], [], color="black", label=PUBLISHED, **THIN)
-    axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned")
+    axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned", wrap=True)
     axes.set_xlabel("examples observed")
-    axes.set_ylabel("test accuracy on the first task")
+    axes.set_ylabel(f"{rows[0].runs[0].accuracy} on the first task")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     _legend(figure, axes)
@@ -165,9 +165,9 @@ def draw_bars(
         )
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(METRICS)), labels=[name.upper() for name in METRICS])
-    seeds = max(len(row.runs) for row in rows)
-    spread = f", mean of {seeds} seeds and 95% interval" if seeds > 1 else ""
-    axes.set_title(f"{_short(benchmark)}{spread}")
+    seeds = seeds_text(rows)
+    spread = f", {seeds} and 95% interval" if seeds else ""
+    axes.set_title(f"{_short(benchmark)}{spread}", wrap=True)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     _legend(figure, axes)
@@ -199,7 +199,7 @@ def _memory(
     if len(sizes) <= 8:
         axes.set_xticks(sizes, labels=[f"{size:,}" for size in sizes])
         axes.minorticks_off()
-    axes.set_title(f"ACC against memory on {_short(benchmark)}")
+    axes.set_title(f"ACC against memory on {_short(benchmark)}", wrap=True)
     axes.set_xlabel("examples remembered in all")
     axes.set_ylabel("ACC")
     axes.grid(alpha=0.3)
@@ -243,7 +243,7 @@ def _or_zero(value: float | None) -> float:
     return 0.0 if value is None or math.isnan(value) else value
 
 
-def _short(name: str, length: int = 44) -> str:
+def _short(name: str, length: int = 90) -> str:
     name = name if len(name) <= length else f"{name[: length - 1]}…"
     return name.replace("$", r"\$")  # between dollars Matplotlib expects a formula
 

@@ -14,7 +14,16 @@ import numpy as np
 from gradmem.learners import LEARNERS
 from gradmem.results import Run
 
-__all__ = ["Estimate", "MemoryLine", "Row", "leading", "memory_lines", "summarize"]
+__all__ = [
+    "Estimate",
+    "MemoryLine",
+    "Row",
+    "conditions",
+    "leading",
+    "memory_lines",
+    "seeds_text",
+    "summarize",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Row:
-    """One learner on one benchmark, over its seeds."""
+    """One learner on one benchmark, over its seeds.
+
+    Runs that were tested on held-out data have a `benchmark` of their own (`Run.benchmark`).
+    """
 
     benchmark: str
     name: str
@@ -95,7 +107,8 @@ class MemoryLine:
 def summarize(runs: Sequence[Run]) -> list[Row]:
     """One row per experiment, benchmarks by name, learners in the paper's order.
 
-    Rows whose names would be the same are told apart by the settings in which they differ.
+    Rows whose names would be the same are told apart by the settings in which they differ. All rows
+    of a benchmark say in which `conditions` they differ.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -103,9 +116,25 @@ def summarize(runs: Sequence[Run]) -> list[Row]:
     members = sorted(groups.values(), key=lambda group: _place(group[0]))
     names = _names([(group[0], _without_seed(group[0])) for group in members])
     return [
-        Row(group[0].config["benchmark"], name, tuple(group))
+        Row(group[0].benchmark, name, tuple(group))
         for group, name in zip(members, names, strict=True)
     ]
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """What a run was made with but for its learner, the learner's settings and the seed."""
+    # Whether the data were shuffled is in every run's name.
+    others = ("benchmark", "learner", "settings", "seed", "shuffled")
+    return {name: value for name, value in run.config.items() if name not in others}
+
+
+def seeds_text(rows: Sequence[Row]) -> str | None:
+    """How many seeds the rows' means are over; None where there are no means."""
+    numbers = sorted({len(row.runs) for row in rows})
+    if numbers == [1]:
+        return None
+    few = f"{numbers[0]} to " if len(numbers) > 1 else ""
+    return f"mean of {few}{numbers[-1]} seeds"
 
 
 def leading(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -154,25 +183,33 @@ def _place(run: Run) -> tuple[Any, ...]:
     # Every second part is a number: 64 memories come before 256, and 256 before 1024.
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
     natural = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
-    return run.config["benchmark"], place, natural
+    return run.benchmark, place, natural
 
 
 def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
-    """A name for each run, with the settings in which it differs from its namesakes."""
+    """A name for each run, with the conditions and settings in which it differs from others.
+
+    Conditions are those of all runs on its benchmark, settings those of its namesakes.
+    """
+    neighbours: dict[str, list[dict[str, Any]]] = {}
     namesakes: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run, settings in members:
-        namesakes.setdefault((run.config["benchmark"], run.name), []).append(settings)
-    differ = {
-        key: {
-            name
-            for name in set().union(*alike)
-            if any(other.get(name) != alike[0].get(name) for other in alike)
-        }
-        for key, alike in namesakes.items()
-    }
+        neighbours.setdefault(run.benchmark, []).append(conditions(run))
+        namesakes.setdefault((run.benchmark, run.name), []).append(settings)
+    across = {key: _differing(alike) for key, alike in neighbours.items()}
+    within = {key: _differing(alike) for key, alike in namesakes.items()}
     names = []
     for run, settings in members:
-        telling = differ[run.config["benchmark"], run.name]
+        telling = across[run.benchmark] | within[run.benchmark, run.name]
         details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
         names.append(f"{run.name} ({details})" if details else run.name)
     return names
+
+
+def _differing(alike: Sequence[dict[str, Any]]) -> set[str]:
+    """The names whose values are not the same in all."""
+    return {
+        name
+        for name in set().union(*alike)
+        if any(other.get(name) != alike[0].get(name) for other in alike)
+    }

@@ -199,7 +199,7 @@ function taskChart(curves, tasks, width, height) {
     hovertemplate: "%{customdata}<extra></extra>",
   })), layout: layout(width, T <= 10 ? curves.map((_, j) => `task ${j + 1}`) : [], {
     ...(width < 480 ? {} : { height: Math.max(height, 340) }),
-    xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: axis("test accuracy", { range: [0, 1.02] }),
+    xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: axis("accuracy", { range: [0, 1.02] }),
   }) };
 }
 

@@ -58,8 +58,8 @@ function drawnOf(rows, limit) {
   const drawn = leading(rows, limit);
   return drawn.map((row) => {
     const alike = drawn.filter((other) => other.base === row.base);
-    const telling = Object.keys(row.settings)
-      .filter((name) => alike.some((other) => other.settings[name] !== row.settings[name]));
+    const telling = Object.keys(row.settings).filter((name) => (row.conditions.includes(name) ? drawn : alike)
+      .some((other) => other.settings[name] !== row.settings[name]));
     const details = telling.map((name) => `${name}=${row.settings[name]}`).join(", ");
     const place = drawn.filter((other) => other.learner === row.learner).indexOf(row);
     return { ...row, place, label: details ? `${row.base} (${details})` : row.base };

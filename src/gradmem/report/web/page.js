@@ -331,8 +331,10 @@ function showBars(rows) {
 
 function showDetail(rows) {
   if (!rows.some((view) => view.index === state.row)) {
-    // The best row is the one to look at first.
-    state.row = rows.reduce((best, view) => (view.acc.mean > best.acc.mean ? view : best), rows[0]).index;
+    // The best row is the one to look at first; on test sets, if there are any.
+    const tested = rows.filter((view) => !view.settings.held_out);
+    state.row = (tested.length ? tested : rows)
+      .reduce((best, view) => (view.acc.mean > best.acc.mean ? view : best)).index;
   }
   const view = rows.find((one) => one.index === state.row);
   $("#row").replaceChildren(...[...byBenchmark(rows)].map(([benchmark, members]) => {
@@ -391,7 +393,7 @@ function showCurves(rows) {
     const maps = curves.map(({ points }) => new Map(points));
     return {
       ...curveChart(curves, title, DATA, width),
-      label: `Test ${title} over examples observed on ${members[0].benchmark}`,
+      label: `${title} over examples observed on ${members[0].benchmark}`,
       numbers: { headings: ["examples", ...curves.map(({ row }) => row.label)],
         rows: examples.map((x) => [x.toLocaleString("en"),
           ...maps.map((points) => (points.has(x) ? format(points.get(x), 3) : "–"))]) },
