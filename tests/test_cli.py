@@ -98,6 +98,14 @@ def test_a_learner_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch)
     assert not (tmp_path / "single-seed0" / "result.json").exists()
 
 
+def test_compare_finds_a_folder_that_is_taken_before_it_runs_anything(tmp_path):
+    size = ["--benchmark", "mnist-rotations", "--data", "sample", "--tasks", "2", "--examples"]
+    gradmem("run", *size, "50", "--learner", "gem", "--out", tmp_path / "gem-seed0")
+    said = gradmem("compare", *size, "60", "--learners", "single,gem", "--out", tmp_path, code=2)
+    assert "gem-seed0 holds the result of another experiment" in said
+    assert not (tmp_path / "single-seed0").exists()
+
+
 def test_data_says_what_it_found():
     said = gradmem("data", "sample")
     assert "4000 to train on, 1000 to test on" in said

@@ -80,14 +80,13 @@ class RunFolder:
         self.path = Path(path)
         self.experiment = experiment
 
-    def open(self, overwrite: bool = False) -> None:
-        """Make the folder, unless it already holds the result of something else."""
+    def check(self, overwrite: bool = False) -> None:
+        """Raise ValueError if it already holds the result of something else."""
         check_folder(self.path)
-        config = self.path / "config.json"
         held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
         if held and not overwrite:
             try:
-                known = json.loads(config.read_text())
+                known = json.loads((self.path / "config.json").read_text())
             except (OSError, ValueError):
                 known = None
             if known != _plain(self.experiment.config()):
@@ -95,8 +94,12 @@ class RunFolder:
                     f"{self.path} holds the result of another experiment ({held[0]}): choose "
                     "another folder, or replace it with --overwrite"
                 )
+
+    def open(self, overwrite: bool = False) -> None:
+        """Make the folder, unless it already holds the result of something else."""
+        self.check(overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(config, self.experiment.config())
+        write_json(self.path / "config.json", self.experiment.config())
 
     def save_partial(self, result: Result) -> None:
         write_json(self.path / "partial.json", self._described(result))

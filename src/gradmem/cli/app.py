@@ -299,10 +299,12 @@ def compare(
         for name in dict.fromkeys(name.strip() for name in chosen.split(","))
     ]
     root = out or Path("runs", benchmark)
+    folders = [root / f"{experiment.learner}-seed{experiment.seed}" for experiment in experiments]
+    for experiment, folder in zip(experiments, folders, strict=True):
+        RunFolder(folder, experiment).check(overwrite)  # before the first of them is run
     finished = []
     with Display(console) as display:
-        for experiment in experiments:
-            folder = root / f"{experiment.learner}-seed{experiment.seed}"
+        for experiment, folder in zip(experiments, folders, strict=True):
             try:
                 _run(experiment, folder, display, overwrite, tensorboard)
             except FloatingPointError as error:
