@@ -1,6 +1,7 @@
 """Gradients of the loss: of a batch, and of every task's memories at once."""
 
-from gradmem.gradients.engine import METHODS, MemoryGradients
+from gradmem.gradients.choice import METHODS
+from gradmem.gradients.engine import MemoryGradients
 from gradmem.gradients.flat import (
     gradient,
     loss_gradient,

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradients.batched import batched_gradients, layer_without_rule, mixes_examples
+from gradmem.gradients.batched import layer_without_rule, mixes_examples
 from gradmem.gradients.chain import ChainGradients, is_chain
+from gradmem.gradients.choice import METHODS, Method, as_it_was, choose, few_of
 from gradmem.gradients.flat import parameters
-from gradmem.gradients.functional import functional_gradients, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
-from gradmem.stack import Stack, on
+from gradmem.gradients.precision import PRECISIONS, computing_in
+from gradmem.stack import Stack
 from gradmem.validation import one_of, positive_int
 
-__all__ = ["METHODS", "MemoryGradients"]
-
-Method = Callable[[nn.Module, Stack, Tensor], None]
-
-PRECISIONS = ("fp32", "tf32", "bf16")
-#: Name → what makes the method, from the fastest to the most general.
-METHODS: dict[str, Callable[[], Method]] = {
-    "chain": ChainGradients,
-    "batched": lambda: batched_gradients,
-    "func": lambda: functional_gradients,
-    "loop": lambda: loop_gradients,
-}
+__all__ = ["MemoryGradients"]
 
 
 class MemoryGradients:
@@ -135,7 +121,7 @@ class MemoryGradients:
         """The method; it is chosen once there are two tasks to try it on, the loop until then."""
         if self._compute is None:
             if self.method is None:
-                few = _few(stacks)
+                few = few_of(stacks)
                 if few is None:
                     return loop_gradients
                 self.method = choose(self.network, few, self.precision)
@@ -209,90 +195,6 @@ def _is_recording() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
-    """The fastest method that gives what the loop gives on a few memories of two tasks."""
-    usable = {
-        "chain": is_chain(network) and few.x.ndim == 3 and precision != "bf16",
-        "batched": layer_without_rule(network) is None,
-        "func": True,
-    }
-    with _as_it_was(network), computing_in("fp32", few.x.device):
-        if not is_vectorisable(network, few.x[0]):
-            return "loop"
-        network, few, expected = _reference(network, few)
-        tolerance = 1e-3 if expected[0].dtype != torch.float64 else 1e-6
-        for name in (name for name, fits in usable.items() if fits):
-            try:
-                found = _result(METHODS[name](), network, few)
-            except Exception:
-                continue
-            pairs = zip(found, expected, strict=True)
-            if all(_are_close(one, other, tolerance) for one, other in pairs):
-                return name
-    return "loop"
-
-
-def _are_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if not expected.is_floating_point() or not expected.numel():
-        return torch.equal(found, expected)
-    largest = float(expected.abs().max())
-    return torch.allclose(found, expected, rtol=tolerance, atol=0.1 * tolerance * largest)
-
-
-def _reference(network: nn.Module, few: Stack) -> tuple[nn.Module, Stack, list[Tensor]]:
-    """The loop's result and what it was computed from: a copy in double precision, if there can be.
-
-    In single precision a deep network's gradients may differ by rounding alone: a ReLU whose input
-    is next to zero is on one side for one method and on the other for another.
-    """
-    try:
-        double = copy.deepcopy(network).double()
-        x = few.x.double() if few.x.is_floating_point() else few.x
-        exact = Stack(x, few.y, few.counts, few.masks)
-        return double, exact, _result(loop_gradients, double, exact)
-    except Exception:
-        return network, few, _result(loop_gradients, network, few)
-
-
-@contextmanager
-def computing_in(precision: str, device: torch.device) -> Iterator[None]:
-    """Matrix products and convolutions in the precision asked for, and not in another one."""
-    with (
-        on(device),
-        _tf32(precision == "tf32"),
-        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        yield
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """TF32 on GPUs or not; afterwards it is as the user had it, by the older switches or the new.
-
-    torch refuses to read the older ones once the new ones were used.
-    """
-    cuda, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)
-    try:
-        matmul, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:
-        parts = [cuda, cudnn.conv, cudnn.rnn]
-        before = [part.fp32_precision for part in parts]
-        try:
-            for part in parts:
-                part.fp32_precision = "tf32" if allowed else "ieee"
-            yield
-        finally:
-            for part, value in zip(parts, before, strict=True):
-                part.fp32_precision = value
-        return
-    try:
-        cuda.allow_tf32 = cudnn.allow_tf32 = allowed
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        cudnn.allow_tf32 = convolutions
-
-
 def bytes_per_task(network: nn.Module, stack: Stack) -> int:
     """What autograd keeps of one task's forward pass, and the same again for the way back."""
     seen: dict[int, int] = {}
@@ -304,64 +206,9 @@ def bytes_per_task(network: nn.Module, stack: Stack) -> int:
 
     owned = {w.untyped_storage().data_ptr() for w in network.parameters()}
     with (
-        _as_it_was(network),
+        as_it_was(network),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
         network(stack.x[0])
     owned.add(stack.x.untyped_storage().data_ptr())
     return max(1, 2 * sum(size for pointer, size in seen.items() if pointer not in owned))
-
-
-def _few(stacks: list[Stack]) -> Stack | None:
-    """A few examples of two tasks with inputs of one kind: enough to tell right from wrong.
-
-    One task would not be: a network whose examples influence each other goes unnoticed then.
-    """
-    first = stacks[0][:1] if stacks else None
-    for stack in stacks:
-        second = stack[-1:]
-        same = first is not None and first.x.shape[2:] == second.x.shape[2:]
-        if first is None or not same or second.x.data_ptr() == first.x.data_ptr():
-            continue
-        n = min(3, *first.counts, *second.counts)
-        x, y = (
-            torch.cat([a[:, :n], b[:, :n]]) for a, b in ((first.x, second.x), (first.y, second.y))
-        )
-        masks = (
-            None
-            if first.masks is None or second.masks is None
-            else (torch.cat([first.masks, second.masks]))
-        )
-        return Stack(x, y, (n, n), masks)
-    return None
-
-
-def _result(method: Method, network: nn.Module, stack: Stack) -> list[Tensor]:
-    """G, and what becomes of the network's buffers; they are put back."""
-    weights = parameters(network)
-    out = weights[0].new_empty((len(stack), sum(w.numel() for w in weights)))
-    with _as_it_was(network):
-        method(network, stack, out)
-        return [out, *(buffer.clone() for buffer in network.buffers())]
-
-
-@contextmanager
-def _as_it_was(network: nn.Module) -> Iterator[None]:
-    """Try something out: no dropout, and buffers and random numbers are put back afterwards."""
-    buffers: list[tuple[Tensor, Tensor]] = [(b, b.clone()) for b in network.buffers()]
-    dropouts: list[Any] = [
-        part
-        for part in network.modules()
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.training
-    ]
-    for part in dropouts:
-        part.training = False
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for part in dropouts:
-            part.training = True
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
