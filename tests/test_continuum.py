@@ -81,6 +81,17 @@ def test_tasks_may_come_back():
         gm.Continuum([a, task("a")])
 
 
+def test_joined_continuums_keep_the_tests_they_were_given():
+    pair = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    one = gm.Continuum([gm.Task("a", pair)], tests={"a": pair, "z": pair})
+    other = gm.Continuum([gm.Task("b", pair)], tests={"b": pair})
+    assert list((one + other).tests) == ["a", "z", "b"]
+    again = gm.Continuum([gm.Task("a", pair, pair)]) + gm.Continuum([gm.Task("a", pair, pair)])
+    assert list(again.tests) == ["a"]
+    with pytest.raises(ValueError, match="agree in batch_size, epochs and shuffle"):
+        one + gm.Continuum([gm.Task("b", pair, pair)], shuffle=False)
+
+
 def test_shuffled_mixes_all_tasks_and_keeps_their_tests():
     continuum = gm.Continuum([task(t, 50, 100 * t) for t in range(3)], seed=1)
     mixed = continuum.shuffled()

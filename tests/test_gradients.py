@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.gradients import METHODS, MemoryGradients
+from gradmem.gradients import METHODS, MemoryGradients, Stack
 from gradmem.gradients.batched import layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
 
@@ -250,3 +250,12 @@ def test_a_way_that_does_not_fit_is_refused():
     learner = gm.GEM(nn.Sequential(nn.Linear(6, CLASSES)), gradients="chain")
     with pytest.raises(ValueError, match=r"needs inputs \(n, features\)|logits of shape"):
         learner.observe(torch.randn(4, 3, 6), 0, torch.zeros(4).long())
+
+
+def test_the_way_is_chosen_whatever_the_shapes_of_the_first_tasks():
+    small, large = (torch.randn(2, 4, 3, n, n) for n in (6, 8))
+    y = torch.zeros(2, 4, dtype=torch.long)
+    alone = Stack(large[:1], y[:1], (4,))
+    engine = MemoryGradients(build("resnet"))
+    engine([alone, Stack(small, y, (4, 4))])
+    assert engine.method == "batched"

@@ -151,3 +151,19 @@ def test_inputs_of_another_shape_are_refused_although_the_network_takes_them():
     learner.observe(torch.zeros(2, 8), 0, torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="x must be like what was observed before"):
         learner.observe(torch.zeros(2, 6), 1, torch.tensor([0, 1]))
+
+
+def test_features_are_what_goes_into_the_linear_layer_that_is_computed_last():
+    class Backwards(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = torch.nn.Linear(5, 4), torch.nn.Linear(3, 5)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    network = Backwards()
+    x = torch.randn(7, 3)
+    _, features = gm.ICaRL(network)._features(x)
+    expected = torch.nn.functional.normalize(network.body(x).relu(), dim=1)
+    torch.testing.assert_close(features, expected)

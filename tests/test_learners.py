@@ -1,5 +1,6 @@
 """Every learner there is, through every check there is."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,41 @@ VARIANTS = [(name, settings) for name in LEARNERS for settings in SETTINGS.get(n
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=str)
 def test_learner(name, settings, check):
     check(lambda network, seed: LEARNERS[name](network, seed=seed, **settings))
+
+
+class Refuses(nn.Module):
+    """Cannot go on from some inputs."""
+
+    def forward(self, x):
+        if x.abs().max() > 1e3:
+            raise IndexError("too large")
+        return x
+
+
+@pytest.mark.parametrize("t", ["a", "b"])
+@pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=str)
+def test_what_could_not_be_learned_leaves_no_trace(name, settings, t):
+    """Also if the network itself finds out, in the middle of a task or as a new one begins."""
+
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), Refuses(), nn.Linear(8, 4))
+
+    learners = [LEARNERS[name](network(), lr=0.1, seed=0, **settings) for _ in range(2)]
+    x, y = torch.randn(3, 10, 6), torch.arange(30).view(3, 10) % 4
+    bad = x[1].clone()
+    bad[7] = 1e5
+    for i, learner in enumerate(learners):
+        learner.observe(x[0], "a", y[0])
+        if i:
+            with pytest.raises(IndexError, match="too large"):
+                learner.observe(bad, t, y[1])
+        for again in (t, "a", "b"):
+            learner.observe(x[2], again, y[2])
+    for task in ("a", "b"):
+        pairs = zip(*(learner.module(task).parameters() for learner in learners), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 class Forgetful(gm.Single):
@@ -145,6 +181,40 @@ def test_a_state_that_does_not_fit_changes_nothing(kind):
         with pytest.raises(error, match="state"):
             learner.load_state_dict(state)
         _same(before, learner.state_dict(), "the learner was changed")
+
+
+def test_agem_keeps_to_one_average_over_inputs_of_several_shapes():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    learner = gm.AGEM(network, lr=1e-3, memories=12, sample=None)
+    sizes = {"a": 6, "b": 9}
+    data = {t: (torch.randn(12, 1, n, n), torch.randint(3, (12,))) for t, n in sizes.items()}
+    for t, (x, y) in data.items():
+        learner.observe(x, t, y)
+
+    @torch.no_grad()
+    def average():
+        losses = [nn.functional.cross_entropy(network(x), y) for x, y in data.values()]
+        return float(sum(losses) / 2)
+
+    before = average()
+    for _ in range(60):
+        learner.observe(torch.randn(10, 1, 6, 6), "c", torch.randint(3, (10,)))
+        assert average() <= before + 2e-6
+        before = average()
+    assert learner.statistics()["violations"] > 0
+
+
+def test_outputs_may_be_arrays_and_need_something_observed():
+    learner = gm.GEM(gm.mlp([4, 8, 3]))
+    learner.outputs = {"a": np.arange(2), "b": torch.tensor([2])}
+    with pytest.raises(ValueError, match="known when something was observed"):
+        learner.mask("a")
+    learner.observe(torch.randn(5, 4), "a", torch.arange(5) % 2)
+    learner.observe(torch.randn(5, 4), "b", torch.full((5,), 2))
+    assert learner.mask("b").tolist() == [False, False, True]
 
 
 def test_agem_takes_tasks_with_and_without_outputs_of_their_own():

@@ -255,10 +255,22 @@ class Continuum:
     def __add__(self, other: Continuum) -> Continuum:
         if not isinstance(other, Continuum):
             return NotImplemented
-        if (self.batch_size, self.epochs) != (other.batch_size, other.epochs):
-            raise ValueError("continuums must agree in batch_size and epochs to be joined")
+        for name in ("batch_size", "epochs", "shuffle"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(
+                    "continuums must agree in batch_size, epochs and shuffle to be joined"
+                )
+        for t, test in self.tests.items():
+            if not _are_same(other.tests.get(t, test), test):
+                raise ValueError(f"task {t!r} comes back with another test set")
         return Continuum(
-            self.tasks + other.tasks, self.batch_size, self.epochs, self.shuffle, self.seed
+            self.tasks + other.tasks,
+            self.batch_size,
+            self.epochs,
+            self.shuffle,
+            self.seed,
+            self.tests | other.tests,
+            self.outputs | other.outputs,
         )
 
     def __repr__(self) -> str:
@@ -389,11 +401,15 @@ def _examples(name: str, given: Examples | Pair) -> Examples:
 def _tests(tasks: Sequence[Task]) -> dict[Hashable, Examples]:
     tests: dict[Hashable, Examples] = {}
     for task in tasks:
-        if task.test is not None and tests.setdefault(task.t, task.test) is not task.test:
+        if task.test is not None and not _are_same(tests.setdefault(task.t, task.test), task.test):
             raise ValueError(f"task {task.t!r} comes back with another test set")
     if not tests:
         raise ValueError("at least one task needs a test set, got none")
     return tests
+
+
+def _are_same(one: Examples, other: Examples) -> bool:
+    return one.x is other.x and one.y is other.y and one.divisor == other.divisor
 
 
 def _outputs(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.stack import Stack
+from gradmem.stack import Stack, exact
 from gradmem.validation import positive_int
 
 __all__ = ["EpisodicMemory", "FirstExamples"]
@@ -231,7 +231,7 @@ class _Shelf:
         self.size = size
         self.x = x.new_empty((0, size, *x.shape[1:]))
         self.y = y.new_empty((0, size))
-        self.shares = torch.empty((0, size), device=x.device)  # see `Stack`
+        self.shares = torch.empty((0, size), dtype=exact(x), device=x.device)  # see `Stack`
         self.counts: list[int] = []
         self.oldest: list[int] = []  # the slot that is overwritten next, once the row is full
 

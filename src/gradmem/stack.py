@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Stack", "has_triton", "masked", "on"]
+__all__ = ["Stack", "exact", "has_triton", "masked", "on"]
 
 
 @cache
@@ -26,6 +26,11 @@ def has_triton() -> bool:
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Where a GPU has to be the current one: graphs and kernels are for that, wherever data lie."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def exact(x: Tensor) -> torch.dtype:
+    """The type that an example's share in the loss has: no coarser than the example."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -59,10 +64,11 @@ class Stack:
         if self.shares is None:
             k, m = self.y.shape
             if self.counts == (m,) * k:
-                shares = torch.full((k, m), 1 / m, device=self.y.device)
+                shares = torch.full((k, m), 1 / m, dtype=exact(self.x), device=self.y.device)
             else:
                 counts = torch.tensor(self.counts)[:, None]
-                shares = ((torch.arange(m) < counts) / counts).to(self.y.device)
+                parts = (torch.arange(m) < counts).to(exact(self.x)) / counts
+                shares = parts.to(self.y.device)
             object.__setattr__(self, "shares", shares)
 
     def __len__(self) -> int:

@@ -57,6 +57,8 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
 
 def class_ids(name: str, values: Any) -> tuple[int, ...]:
     """`values` as different ints of at least 0, one or more, sorted."""
+    if isinstance(values, torch.Tensor | np.ndarray):
+        values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of class ids, got {values!r}")
     ids = sorted(non_negative_int(name, value) for value in values)

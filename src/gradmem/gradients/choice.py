@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,11 +82,10 @@ def few_of(stacks: list[Stack]) -> Stack | None:
 
     One task would not be: a network whose examples influence each other goes unnoticed then.
     """
-    first = stacks[0][:1] if stacks else None
-    for stack in stacks:
-        second = stack[-1:]
-        same = first is not None and first.x.shape[2:] == second.x.shape[2:]
-        if first is None or not same or second.x.data_ptr() == first.x.data_ptr():
+    ends = [part for stack in stacks for part in (stack[:1], stack[-1:])]
+    for first, second in itertools.combinations(ends, 2):
+        same = first.x.shape[2:] == second.x.shape[2:]
+        if not same or second.x.data_ptr() == first.x.data_ptr():
             continue
         n = min(3, *first.counts, *second.counts)
         x, y = (

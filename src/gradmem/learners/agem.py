@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
@@ -58,23 +59,27 @@ class AGEM(Learner):
         self.project = Projection()
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        self.memory.add(x, t, y)
+        self.memory.check(x, t)
         remembered = self.memory.sample([k for k in self.memory if k != t], self.sample)
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None, *past: Tensor) -> Any:
             weights = parameters(self.network)
+            batches = _cut(past, len(remembered))  # one per kind of inputs
+            n = sum(len(y_k) for _, y_k, *_ in batches)
             references = [
-                loss_gradient(self.loss(x_k, t, y_k, *mask_k), weights)
-                for x_k, y_k, *mask_k in _cut(past, len(remembered))
+                loss_gradient(self.loss(x_k, t, y_k, *mask_k) * (len(y_k) / n), weights)
+                for x_k, y_k, *mask_k in batches
             ]
             g = loss_gradient(self.loss(x, t, y, mask), weights)
-            for g_ref in references:
+            if references:
+                g_ref = torch.stack(references).sum(0)
                 g = self.project(g, g_ref[None])
             set_gradient(self.network, g)
             self.optimiser.step()
             return g
 
         self.take(len(remembered), step, x, y, self.mask(t), *chain(*remembered))
+        self.memory.add(x, t, y)
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | self.project.counts()

@@ -169,15 +169,20 @@ class Learner(ABC):
         """
         if not self.outputs:
             return None
-        classes = tuple(self.outputs.get(t) for t in tasks)
-        if classes.count(None) == len(classes):
+        classes = [
+            None if t not in self.outputs else class_ids(f"outputs of task {t!r}", self.outputs[t])
+            for t in tasks
+        ]
+        if all(own is None for own in classes):
             return None
-        n = next(iter(self._n_outputs.values()))
-        key = (n, self.device, *(None if own is None else tuple(own) for own in classes))
+        n = next(iter(self._n_outputs.values()), None)
+        if n is None:
+            raise ValueError("how many outputs there are is known when something was observed")
+        key = (n, self.device, *classes)
         if key not in self._masks:
             masks = torch.zeros((len(tasks), n), dtype=torch.bool)
             for t, row, own in zip(tasks, masks, classes, strict=True):
-                own = range(n) if own is None else class_ids(f"outputs of task {t!r}", own)
+                own = tuple(range(n)) if own is None else own
                 if max(own) >= n:
                     raise ValueError(f"outputs of task {t!r} must be below {n}, got {max(own)}")
                 row[list(own)] = True

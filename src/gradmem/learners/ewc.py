@@ -68,8 +68,8 @@ class EWC(Learner):
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         if self.task is not None and t != self.task:
             self.consolidate()
-        self.memory.add(x, t, y)
-        self.task = t
+            self.task = None
+        self.memory.check(x, t)
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
             self.optimiser.zero_grad()
@@ -78,6 +78,8 @@ class EWC(Learner):
             self.optimiser.step()
 
         self.take("any task", step, x, y, self.mask(t))
+        self.memory.add(x, t, y)
+        self.task = t
 
     @torch.no_grad()
     def _add_penalty(self) -> None:

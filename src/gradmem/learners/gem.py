@@ -20,6 +20,11 @@ class GEM(Learner):
 
     Every observed task but the current one is a constraint, also when the current one comes back.
 
+    That holds to first order, and so for a small rate, with margin 0 or the rule "floor"; the rule
+    "shift" adds γ to all of the dual's solution and can let a loss rise a little. With batch norm
+    it is about the network as it learns, normalising each task's memories by themselves; the
+    running statistics that predictions use move all the time. A task's inputs have one shape.
+
     Parameters
     ----------
     network, lr, seed
@@ -79,7 +84,7 @@ class GEM(Learner):
         self.take.need_less = self.memory_gradients.need_less
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        self.memory.add(x, t, y)
+        self.memory.check(x, t)
         past = self.memory.others(t)
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None) -> Any:
@@ -92,6 +97,7 @@ class GEM(Learner):
 
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         self.take(tuple(stack.key for stack in past), step, x, y, self.mask(t))
+        self.memory.add(x, t, y)  # at the end: what could not be learned is not remembered
 
     @property
     def gradients(self) -> str:

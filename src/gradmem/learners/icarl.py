@@ -34,8 +34,8 @@ class ICaRL(Learner):
     Parameters
     ----------
     network, lr, seed, graphs
-        See `Learner`. An example's features are what goes into the network's last linear layer; the
-        outputs, if it has none.
+        See `Learner`. An example's features are what goes into the linear layer that comes last as
+        the network computes; the outputs, if there is none. All inputs have one shape.
     distillation
         λ ≥ 0, how much the exemplars' answers count beside the new examples.
     budget
@@ -89,8 +89,8 @@ class ICaRL(Learner):
         for known in [*self.kept.values(), *(old for old, _ in self.new)][:1]:
             if (known.shape[1:], known.dtype) != (x.shape[1:], x.dtype):
                 raise ValueError(
-                    f"x must be like what was observed before, (n, {known.shape[1:]}) "
-                    f"{known.dtype}, got {tuple(x.shape)} {x.dtype}"
+                    f"x must be like what was observed before, {tuple(known.shape[1:])} and "
+                    f"{known.dtype} each, got {tuple(x.shape[1:])} and {x.dtype}"
                 )
 
     def check_labels(self, t: Hashable, y: Tensor) -> None:
@@ -101,8 +101,7 @@ class ICaRL(Learner):
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         if self.task is not None and t != self.task:
             self.consolidate()
-        self.task = t
-        self._remember(x, y)
+            self.task = None
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> None:
             self.optimiser.zero_grad()
@@ -110,6 +109,8 @@ class ICaRL(Learner):
             self.optimiser.step()
 
         self.take("any task", step, x, y, self.mask(t), *self._drawn())
+        self._remember(x, y)
+        self.task = t
 
     def _loss(self, x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> Tensor:
         """The loss at new examples, and of earlier tasks the mean divergence of answers, summed up.
@@ -231,17 +232,22 @@ class ICaRL(Learner):
 
     def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and features of length one, in evaluation mode."""
-        seen: list[Tensor] = []
-        last = [part for part in self.network.modules() if isinstance(part, nn.Linear)][-1:]
-        hooks = [
-            part.register_forward_hook(lambda _, given, __: seen.append(given[0])) for part in last
-        ]
+        seen: dict[int, Tensor] = {}
+        parts: list[Tensor] = []
+
+        def note(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+            seen[len(parts)] = given[0]  # of several layers in a pass, the last one's
+
+        linear = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
+        hooks = [part.register_forward_hook(note) for part in linear]
         try:
-            logits = torch.cat([self.evaluated(some, self.task) for some in x.split(BATCH)])
+            for some in x.split(BATCH):
+                parts.append(self.evaluated(some, self.task))
         finally:
             for hook in hooks:
                 hook.remove()
-        features = torch.cat(seen) if seen else logits
+        logits = torch.cat(parts)
+        features = torch.cat([*seen.values()]) if seen else logits
         return logits, F.normalize(features.flatten(1), dim=1)
 
     def get_state(self) -> dict[str, Any]:

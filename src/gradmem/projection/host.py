@@ -24,7 +24,10 @@ def project_on_host(g: Tensor, G: Tensor, margin: float, margin_rule: str) -> tu
     constraints = _Constraints(G)
     if not constraints.in_range():
         constraints = _Constraints(_scaled(G.double())[0])
-    violated = int((constraints.signs(start) < 0).sum())
+    signs = constraints.signs(start)
+    if np.isnan(signs).any():
+        raise FloatingPointError("the gradients at the memories are not finite")
+    violated = int((signs < 0).sum())
     if not violated:
         return g, (0, 0, 0, 0)
     push = margin / length * G.sum(0)
