@@ -299,8 +299,8 @@ class Learner(ABC):
                     yield
             else:
                 yield
+            self._randomness = torch.get_rng_state()  # not after an error
         finally:
-            self._randomness = torch.get_rng_state()
             torch.set_rng_state(outside)
 
     def evaluated(self, x: Tensor, t: Hashable | None) -> Tensor:
