@@ -1,4 +1,4 @@
-"""Kills a sweep again and again, and says what it saw; run by test_sweep.py.
+"""Kills a sweep again and again, and says what it saw; run by test_sweep_processes.py.
 
     python kill_sweep.py at-random FOLDER SEED KILLS
     python kill_sweep.py at-each-write FOLDER
