@@ -1,0 +1,110 @@
+"""The paper in small for tests: runs that are made up, and the command."""
+
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradmem.metrics import transfer_metrics
+from gradmem.paper import appendix_b
+from gradmem.paper.compare import compare
+from gradmem.paper.kept import keep, load
+from gradmem.paper.numbers import numbers
+from gradmem.paper.plan import (
+    BENCHMARKS,
+    Conditions,
+    Setting,
+    parts_of,
+)
+from gradmem.recipes import RECIPES
+from gradmem.results import Run
+from gradmem.sweep import Store
+
+MNIST = ["mnist-rotations", "mnist-permutations"]
+TINY = Conditions(data="sample", n_tasks=2, examples_per_task=20)
+GEM = Setting("mnist-rotations", "gem")
+VERSIONS = {"gradmem": "1", "torch": "2", "processor": "a processor", "threads": 2, "gpu": None}
+RESULTS = Path(__file__).parents[1] / "results" / "paper"
+PAGE = Path(__file__).parents[1] / "docs" / "REPRODUCTION.md"
+
+
+def paper(monkeypatch, *arguments):
+    """`gradmem paper` in this process; its exit code."""
+    from gradmem.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["gradmem", "paper", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code or 0
+
+
+def started(out):
+    """How often each run was started, in both folders."""
+    return Counter(
+        (name, entry["key"])
+        for name in ("alone", "others")
+        for entry in Store(out / name).log()
+        if entry["event"] == "started"
+    )
+
+
+def made_up(setting, seed, R, baseline, seconds=10.0, **changes):
+    """A run that never was."""
+    config = {
+        "benchmark": setting.benchmark,
+        "learner": setting.learner,
+        "settings": RECIPES.get(setting.benchmark, {}).get(setting.learner, {"lr": 0.1})
+        | dict(setting.changes),
+        "seed": seed,
+        "data": None,
+        "n_tasks": 20,
+        "examples_per_task": BENCHMARKS[setting.benchmark],
+        "batch_size": 10,
+        "epochs": setting.epochs,
+        "shuffled": setting.shuffled,
+        "device": "cpu",
+    }
+    config |= changes
+    R, baseline = np.array(R).round(4), np.array(baseline).round(4)
+    metrics = transfer_metrics(R, baseline, [None] if setting.shuffled else None)
+    result = {
+        "acc": metrics.acc,
+        "bwt": None if math.isnan(metrics.bwt) else metrics.bwt,
+        "fwt": None if math.isnan(metrics.fwt) else metrics.fwt,
+        "seconds": seconds,
+        "steps": 2000,
+        "baseline": baseline.tolist(),
+        "R": R.tolist(),
+        "curves": {"examples": [i * 1000 for i in range(len(R) + 1)]},
+        "versions": VERSIONS,
+    }
+    return Run(Path("nowhere"), config, result)
+
+
+def keep_like_published(folder, settings, seeds=5, shift=0.0, noise=0.02, **changes):
+    """Keep runs scattered about the published matrix, or about one of the same kind."""
+    random = np.random.default_rng(0)
+    for setting in settings:
+        entry = appendix_b()[setting.benchmark][setting.learner]
+        R = np.array(entry["R"][-1:] if setting.shuffled else entry["R"])
+        runs = [
+            made_up(
+                setting,
+                seed,
+                np.clip(R + shift + random.normal(0, noise, R.shape), 0, 1),
+                np.clip(np.array(entry["baseline"]) + random.normal(0, noise, 20), 0, 1),
+                seconds=10 + random.random(),
+                **changes,
+            )
+            for seed in range(seeds)
+        ]
+        timed = "table-1" in parts_of(setting)
+        keep(folder, setting, [(run, timed) for run in runs], "gradmem paper")
+
+
+def comparisons(folder):
+    found = compare(numbers(), load(folder))
+    return {(c.number.part, c.number.setting, c.number.metric): c for c in found}
