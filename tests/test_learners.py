@@ -60,6 +60,16 @@ def test_what_could_not_be_learned_leaves_no_trace(name, settings, t):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_what_learns_cannot_be_changed_unnoticed(kind):
+    learner = kind(gm.mlp([6, 8, 4]))
+    x, y = torch.randn(10, 6), torch.arange(10) % 4
+    learner.observe(x, "a", y)
+    next(learner.module("a").parameters()).requires_grad_(False)
+    with pytest.raises(ValueError, match="must stay as it was"):
+        learner.observe(x, "a", y)
+
+
 class Forgetful(gm.Single):
     """Breaks a promise: a part of what it depends on is not in its state."""
 

@@ -33,9 +33,11 @@ class Learner(ABC):
     ----------
     network
         Any module that gives logits, (n, classes). It is trained in place and in the mode (train
-        or eval) that its modules are in.
+        or eval) that its modules are in. The parameters that require gradients now are those that
+        learn.
     lr
-        Learning rate of plain SGD.
+        Learning rate of plain SGD; to change it later, change it in the optimisers that
+        `optimisers_in_use` gives.
     seed
         Of everything random that happens inside the learner (dropout, new layers). The global
         generator is neither read nor moved.
@@ -61,6 +63,7 @@ class Learner(ABC):
         if not parameters(network):
             raise ValueError("network has no parameter that learns (requires_grad)")
         self.network = network
+        self._learning = [w.requires_grad for w in network.parameters()]
         self.lr = positive("lr", lr)
         self.optimiser = self.new_optimiser(network)
         self.steps = 0
@@ -107,6 +110,11 @@ class Learner(ABC):
     def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
         descriptor(t)
+        if [w.requires_grad for w in self.network.parameters()] != self._learning:
+            raise ValueError(
+                "requires_grad of the network's parameters must stay as it was when the learner "
+                "was made: make another learner for it"
+            )
         self._check_inputs(x, t)
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor, got {type(y).__name__}")
