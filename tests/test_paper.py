@@ -228,6 +228,13 @@ def test_a_wrong_command_says_what_is_right(arguments, message, tmp_path, monkey
     assert not out.exists()
 
 
+@pytest.mark.parametrize("arguments", [[], ["--from", "results/paper"]])
+def test_a_file_where_a_folder_is_needed_is_named(arguments, tmp_path, monkeypatch, capsys):
+    (tmp_path / "taken").touch()
+    assert paper(monkeypatch, *arguments, "--out", tmp_path / "taken") == 2
+    assert "--out must be a folder" in capsys.readouterr().err
+
+
 def test_the_search_is_kept_with_what_it_chose(tmp_path):
     grid = {"single": {"lr": [0.0001, 0.1]}, "gem": {"lr": [0.1], "margin": [0.5]}}
     conditions = replace(TINY, examples_per_task=60)

@@ -373,8 +373,6 @@ TYPED = {
 
 def _as_typed(error: Exception) -> str:
     """The message, with the names of options."""
-    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
-        return f"a folder is needed, {error.filename} is in the way: a file, or below one"
     message = str(error)
     for name, option in TYPED.items():
         message = re.sub(rf"\b{name}\b", option, message)

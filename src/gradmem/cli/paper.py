@@ -25,6 +25,7 @@ from gradmem.paper.page import summary, write_reproduction
 from gradmem.paper.plan import BENCHMARKS, PARTS, Conditions, Setting, settings_of
 from gradmem.paper.runs import Made, Timed, executor_for, make_runs
 from gradmem.paper.search import keep_search, search
+from gradmem.results import check_folder
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper"]
@@ -96,6 +97,7 @@ def paper(
 
     Smaller than the paper (--tasks, --examples, --data sample) it is a trial: nothing is compared.
     """
+    check_folder(out)
     if source is not None:
         others = (parts, benchmarks, seeds, precision, data, tasks, examples, kept_in, device)
         if grid or retry_failed or any(o is not None for o in (*others, workers)):

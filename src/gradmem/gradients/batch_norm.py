@@ -56,17 +56,16 @@ class _Normalise(torch.autograd.Function):
             from gradmem.gradients.device import normalise
 
             y, statistics = normalise(x, k, layer.weight, layer.bias, layer.eps)
-            ctx.save_for_backward(x, statistics)
-            _move(layer, statistics, x)
-            return y
-        mean, var = _statistics(x, k)
-        scale = (var + layer.eps).rsqrt()
-        statistics = torch.stack([mean, scale, var])
+        else:
+            mean, var = _statistics(x, k)
+            scale = (var + layer.eps).rsqrt()
+            statistics = torch.stack([mean, scale, var])
+            weight = scale if layer.weight is None else scale * layer.weight
+            shift = -mean * weight if layer.bias is None else layer.bias - mean * weight
+            y = _affine(x, weight, shift)
         ctx.save_for_backward(x, statistics)
-        _move(layer, statistics, x)
-        weight = scale if layer.weight is None else scale * layer.weight
-        shift = -mean * weight if layer.bias is None else layer.bias - mean * weight
-        return _affine(x, weight, shift)
+        _move(layer, statistics, x, ctx.kernels)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -100,7 +99,7 @@ def _statistics(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor) -> None:
+def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor, kernels: bool) -> None:
     """Move the layer's running statistics, if it has any that move, by those of each task."""
     if layer.running_mean is None or layer.running_var is None:
         return
@@ -109,7 +108,7 @@ def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor) -> None:
     _, k, channels = statistics.shape
     n = x.numel() // (k * channels)
     assert layer.momentum is not None
-    if _has_kernels(layer, x):
+    if kernels:
         from gradmem.gradients.device import move
 
         means, variances = layer.running_mean, layer.running_var
