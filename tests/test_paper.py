@@ -143,6 +143,17 @@ def test_parts_run_nothing_twice_and_another_part_goes_on(tmp_path, monkeypatch,
     assert {one.seeds for one in kept.values()} == {3}
 
 
+def test_some_learners_can_have_more_seeds(tmp_path, monkeypatch):
+    size = ["--data", "sample", "--tasks", 2, "--examples", 20]
+    where = ["--out", tmp_path, "--benchmarks", "mnist-rotations", "appendix-b"]
+    assert paper(monkeypatch, *size, *where, "--learners", "single,ewc", "--seeds", 1) == 0
+    assert paper(monkeypatch, *size, *where, "--learners", "single", "--seeds", 3) == 0
+    kept = {s.learner: k for s, k in load(tmp_path / "kept").items()}
+    assert {name: k.seeds for name, k in kept.items()} == {"single": 3, "ewc": 1}
+    assert "--learners single --seeds 3" in kept["single"].about["command"]
+    assert set(started(tmp_path).values()) == {1}
+
+
 def test_what_was_interrupted_goes_on(tmp_path):
     class Stopped:
         """Stops after five runs, as by Ctrl-C."""
@@ -212,6 +223,9 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
         (["table-4"], "a part must be one of all, figure-1, .*; got 'table-4'"),
         (["table-2"], "table-2 has nothing on mnist-permutations, mnist-rotations"),
         (["--benchmarks", "mnist"], "benchmark must be one of .*; got 'mnist'"),
+        (["--learners", "single,sgd"], "learner must be one of .*; got 'sgd'"),
+        (["--learners", "icarl"], "has nothing of icarl on mnist-permutations, mnist-rotations"),
+        (["--learners", "gem", "--grid"], "--grid is for all learners"),
         (["--seeds", 0], "--seeds must be at least 1, got 0"),
         (["--tasks", 0], "--tasks must be at least 1, got 0"),
         (["--from", "nowhere"], "nowhere is no folder with kept results"),

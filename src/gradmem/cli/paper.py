@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from gradmem.paper.compare import compare
 from gradmem.paper.kept import keep, load
 from gradmem.paper.numbers import numbers
 from gradmem.paper.page import summary, write_reproduction
-from gradmem.paper.plan import BENCHMARKS, PARTS, Conditions, Setting, settings_of
+from gradmem.paper.plan import BENCHMARKS, LEARNERS, PARTS, Conditions, Setting, settings_of
 from gradmem.paper.runs import Made, Timed, executor_for, make_runs
 from gradmem.paper.search import keep_search, search
 from gradmem.results import check_folder
@@ -42,6 +43,12 @@ def paper(
         typer.Option(
             help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
             rich_help_panel=WHAT,
+        ),
+    ] = None,
+    learners: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
         ),
     ] = None,
     seeds: Annotated[
@@ -99,26 +106,31 @@ def paper(
     """
     check_folder(out)
     if source is not None:
-        others = (parts, benchmarks, seeds, precision, data, tasks, examples, kept_in, device)
-        if grid or retry_failed or any(o is not None for o in (*others, workers)):
+        which = (parts, benchmarks, learners, seeds, precision, data, tasks, examples)
+        where = (kept_in, device, workers)
+        if grid or retry_failed or any(o is not None for o in (*which, *where)):
             raise ValueError(
                 "--from makes the whole page and runs nothing: only --out goes with it"
             )
         _write_page(source, out)
         return
     device, seeds = device or "cpu", 5 if seeds is None else positive_int("--seeds", seeds)
+    if grid and learners is not None:
+        raise ValueError("--grid is for all learners; for some: gradmem sweep --learners …")
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
+    who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
     conditions = Conditions(data, device, precision, tasks, examples)
-    settings = settings_of(chosen, names)
+    settings = settings_of(chosen, names, who)
     if not settings:
-        raise ValueError(f"{', '.join(chosen)} has nothing on {', '.join(names)}")
-    command = _command(chosen, names, seeds, conditions, grid)
-    where = kept_in or out / "kept"
+        of = f" of {', '.join(who)}" if learners else ""
+        raise ValueError(f"{', '.join(chosen)} has nothing{of} on {', '.join(names)}")
+    command = _command(chosen, names, who, seeds, conditions, grid)
+    keep_in = kept_in or out / "kept"
     executor = executor_for(conditions, workers)
 
     def keep_runs(setting: Setting, runs: Timed) -> None:
-        keep(where, setting, runs, command)
+        keep(keep_in, setting, runs, command)
 
     with SweepDisplay(console) as display:
         try:
@@ -133,13 +145,13 @@ def paper(
                 on_finished=keep_runs,
             )
             for setting, runs in made.runs.items():
-                if keep(where, setting, runs, command) is None:
+                if keep(keep_in, setting, runs, command) is None:
                     display.say(
-                        f"{where}: {setting.slug} stays, with more seeds or tasks than these."
+                        f"{keep_in}: {setting.slug} stays, with more seeds or tasks than these."
                     )
             for name in names if grid else ():
                 done = search(out, name, conditions, seeds, executor, retry_failed, display)
-                keep_search(where, name, done, conditions, command)
+                keep_search(keep_in, name, done, conditions, command)
         except KeyboardInterrupt:
             display.stop()
             _say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
@@ -147,7 +159,7 @@ def paper(
     _tell_failures(made)
     if not made.runs:
         raise FloatingPointError("no run finished")
-    _write_page(where, out)
+    _write_page(keep_in, out)
 
 
 def _write_page(source: Path, out: Path) -> None:
@@ -179,17 +191,29 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
         # On a CPU, ResNets take days.
         cuda = device.startswith("cuda")
         return [name for name in BENCHMARKS if cuda or name.startswith("mnist")]
-    asked = [one_of("benchmark", name.strip(), BENCHMARKS) for name in text.split(",")]
-    return [name for name in BENCHMARKS if name in asked]
+    return _of("benchmark", text, BENCHMARKS)
+
+
+def _of(what: str, text: str, known: Iterable[str]) -> list[str]:
+    """Those that a text names, in the paper's order."""
+    asked = [one_of(what, name.strip(), known) for name in text.split(",")]
+    return [name for name in known if name in asked]
 
 
 def _command(
-    parts: list[str], names: list[str], seeds: int, conditions: Conditions, grid: bool
+    parts: list[str],
+    names: list[str],
+    learners: list[str],
+    seeds: int,
+    conditions: Conditions,
+    grid: bool,
 ) -> str:
     """What to type to have the same again; where data and results lie is left to who types it."""
     words = ["gradmem paper", *([] if len(parts) == len(PARTS) else parts)]
     if names != _benchmarks(None, conditions.device):
         words.append(f"--benchmarks {','.join(names)}")
+    if len(learners) < len(LEARNERS):
+        words.append(f"--learners {','.join(learners)}")
     words.append(f"--seeds {seeds}")
     options = {
         "--tasks": conditions.n_tasks,

@@ -12,6 +12,7 @@ from gradmem.validation import one_of, positive_int
 
 __all__ = [
     "BENCHMARKS",
+    "LEARNERS",
     "PARTS",
     "SAMPLE",
     "SHUFFLED",
@@ -26,6 +27,9 @@ PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
 
 #: The paper's benchmarks, and training examples per task in each.
 BENCHMARKS = {"mnist-permutations": 1000, "mnist-rotations": 1000, "cifar100-incremental": 2500}
+
+#: The paper's learners, in its order.
+LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name in found))
 
 N_TASKS = 20
 
@@ -119,17 +123,22 @@ class Conditions:
         )
 
 
-def settings_of(parts: Sequence[str], benchmarks: Iterable[str] = BENCHMARKS) -> list[Setting]:
-    """What has to be run for these parts on these benchmarks, each setting once.
+def settings_of(
+    parts: Sequence[str],
+    benchmarks: Iterable[str] = BENCHMARKS,
+    learners: Iterable[str] = LEARNERS,
+) -> list[Setting]:
+    """What has to be run for these parts, benchmarks and learners, each setting once.
 
     Examples
     --------
     >>> len(settings_of(PARTS)), len(settings_of(PARTS, ["mnist-rotations", "mnist-permutations"]))
     (34, 23)
     """
-    chosen = [one_of("benchmark", name, BENCHMARKS) for name in benchmarks]
+    where = [one_of("benchmark", name, BENCHMARKS) for name in benchmarks]
+    who = [one_of("learner", name, LEARNERS) for name in learners]
     found = [setting for part in parts for setting in _part(one_of("a part", part, PARTS))]
-    return [setting for setting in dict.fromkeys(found) if setting.benchmark in chosen]
+    return [s for s in dict.fromkeys(found) if s.benchmark in where and s.learner in who]
 
 
 def parts_of(setting: Setting) -> list[str]:
