@@ -1,5 +1,6 @@
 """What is different on a GPU: the projection's kernel, graphs, and nothing that waits."""
 
+import gc
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ import gradmem as gm
 from gradmem.gradients import MemoryGradients, Stack
 from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import batched_gradients
+from gradmem.graphs import GraphedSteps
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -256,6 +258,35 @@ def test_a_learner_put_back_to_its_start_learns_again(kind):
         ends.append([w.detach().clone() for w in learner.module(0).parameters()])
     for first, second in zip(*ends, strict=True):
         torch.testing.assert_close(first, second)
+
+
+def test_garbage_does_not_end_a_recording():
+    """Graphs of a learner that is gone cannot be destroyed while another is recorded."""
+    x, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+
+    def step(x):
+        total.add_(x)
+        if torch.cuda.is_current_stream_capturing():
+            return [[] for _ in range(200_000)]  # so much that garbage would be collected
+        return None
+
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        gone = GraphedSteps()
+        gone.cycle = gone
+        for _ in range(2):
+            gone("a step", lambda x: total.add_(x), x)
+        del gone
+        steps = GraphedSteps()
+        for _ in range(3):
+            steps("a step", step, x)
+    finally:
+        gc.set_threshold(*threshold)
+    assert steps.enabled
+    assert gc.isenabled()
+    assert total.tolist() == [5.0] * 3
 
 
 @pytest.mark.parametrize("kind", [gm.Single, gm.GEM, gm.Multimodal])

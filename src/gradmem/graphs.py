@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,7 +77,7 @@ class GraphedSteps:
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
                 kept = step(*own)  # what the graph refers to must not be freed
         except Exception as error:
             torch.cuda.synchronize()
@@ -95,3 +97,15 @@ class GraphedSteps:
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected: graphs of a learner long gone, if among it, end a recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
