@@ -171,8 +171,8 @@ def test_graphs_change_nothing(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with_graphs, without = trained(name), trained(name, graphs=False)
-    assert with_graphs.take._graphs
-    assert not without.take._graphs
+    assert with_graphs.graphed._graphs
+    assert not without.graphed._graphs
     for key, value in without.network.state_dict().items():
         torch.testing.assert_close(with_graphs.network.state_dict()[key], value)
     assert with_graphs.statistics() == without.statistics()
@@ -191,7 +191,7 @@ def test_graphs_change_nothing_for_any_learner(kind):
             for some in torch.arange(18, device="cuda").split(4):
                 learner.observe(x[some], t, y[some])
         networks.append([learner.predict(x, t).tolist() for t in range(3)])
-        assert bool(learner.take._graphs) == graphs
+        assert bool(learner.graphed._graphs) == graphs
         networks[-1] += [w.detach().clone() for w in learner.module(0).parameters()]
     with_graphs, without = networks
     assert with_graphs[:3] == without[:3]
@@ -202,7 +202,7 @@ def test_graphs_change_nothing_for_any_learner(kind):
 def test_a_network_that_cannot_be_recorded_runs_without_graphs():
     with pytest.warns(RuntimeWarning, match="cannot be recorded as CUDA graphs"):
         learner = trained("control flow on data")
-    assert not learner.take.enabled
+    assert not learner.graphed.enabled
     without = trained("control flow on data", graphs=False)
     for w, other in zip(learner.network.parameters(), without.network.parameters(), strict=True):
         torch.testing.assert_close(w, other)
@@ -223,7 +223,7 @@ def test_a_step_waits_for_nothing():
 def test_a_restored_learner_uses_its_graphs_again_and_goes_the_same_way():
     learner = trained()
     state = learner.state_dict()
-    graphs = len(learner.take._graphs)
+    graphs = len(learner.graphed._graphs)
 
     def go_on():
         stack = memories("mlp", counts=(20,) * 4)
@@ -233,7 +233,7 @@ def test_a_restored_learner_uses_its_graphs_again_and_goes_the_same_way():
         return [w.detach().clone() for w in learner.network.parameters()]
 
     first = go_on()
-    recorded = len(learner.take._graphs)
+    recorded = len(learner.graphed._graphs)
     learner.load_state_dict(state)
     second = go_on()
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
@@ -397,7 +397,7 @@ def test_out_of_memory_while_recording_is_met_with_smaller_chunks():
     go_on(whole)
     with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory"):
         go_on(small)
-    assert small.take.enabled
+    assert small.graphed.enabled
     for w, other in zip(small.network.parameters(), whole.network.parameters(), strict=True):
         assert agree(w, other, 1e-4)
 

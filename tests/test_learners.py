@@ -1,5 +1,8 @@
 """Every learner there is, through every check there is."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +83,27 @@ class Forgetful(gm.Single):
     def learn(self, x, t, y):
         self.scale *= 0.99
         super().learn(x * self.scale, t, y)
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_what_is_no_longer_used_is_freed_at_once(kind):
+    """No cycle keeps it: on a GPU, gigabytes would wait for the interpreter's collection."""
+
+    def use():
+        learner = kind(gm.mlp([6, 8, 4]))
+        learner.outputs = dict.fromkeys(range(3), (0, 1, 2))
+        for t in (0, 0, 1, 1, 2, 2):
+            learner.observe(torch.ones(3, 6), t, torch.arange(3))
+        learner.predict(torch.ones(3, 6), 0)
+        return weakref.ref(learner), weakref.ref(learner.network)
+
+    use()  # torch, when first used, leaves frames behind
+    gc.collect()
+    gc.disable()
+    try:
+        assert [what() for what in use()] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_checks_find_a_learner_that_breaks_a_promise():

@@ -129,6 +129,9 @@ def test_a_sample_has_masks_for_all_tasks_or_for_none():
     for t in "abc":
         memory.add(torch.ones(2, 1), t, torch.zeros(2, dtype=torch.long))
     assert [len(batch) for batch in memory.sample("abc", None)] == [2]
-    memory.masks = lambda tasks: None if tasks == ["a"] else torch.eye(3)[: len(tasks)].bool()
-    ((_, _, masks),) = memory.sample("ac", None)
+
+    def masks_of(tasks):
+        return None if tasks == ["a"] else torch.eye(3)[: len(tasks)].bool()
+
+    ((_, _, masks),) = memory.sample("ac", None, masks_of)
     assert masks.tolist() == [[True] * 3] * 2 + [[True, False, False]] * 2

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GraphedSteps"]
+__all__ = ["GraphedSteps", "Step"]
 
 Step = Callable[..., Any]
 
@@ -27,8 +27,6 @@ class GraphedSteps:
     ----------
     enabled
         Whether steps are recorded at all.
-    circumstances
-        What a recorded step has taken for granted; if it is another, the step is recorded anew.
 
     Attributes
     ----------
@@ -37,21 +35,24 @@ class GraphedSteps:
         hold. Makes the step need less, or says that it cannot: False.
     """
 
-    def __init__(self, enabled: bool = True, circumstances: Callable[[], Hashable] = tuple) -> None:
+    def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.circumstances = circumstances
         self.need_less: Callable[[], bool] = lambda: False
         self._known: set[Hashable] = set()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Any]] = {}
         self._pool: Any = None
 
+    def records(self, x: Tensor) -> bool:
+        """Whether steps with such an input become graphs."""
+        return self.enabled and x.is_cuda
+
     def __call__(self, key: Hashable, step: Step, x: Tensor, *others: Tensor | None) -> None:
         inputs = (x, *others)
-        if not (self.enabled and x.is_cuda):
+        if not self.records(x):
             step(*inputs)
             return
         shapes = (None if tensor is None else tensor.shape for tensor in inputs)
-        key = (key, self.circumstances(), *shapes)
+        key = (key, *shapes)
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
@@ -95,7 +96,7 @@ class GraphedSteps:
         warnings.warn(
             f"steps of this network cannot be recorded as CUDA graphs and run without: {error}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -13,6 +13,13 @@ from gradmem.validation import positive_int
 
 __all__ = ["EpisodicMemory", "FirstExamples"]
 
+#: Which outputs are some tasks': (k, classes), or None if all are; a learner's `masks`.
+Masks = Callable[[Sequence[Hashable]], Tensor | None]
+
+
+def _all_outputs(tasks: Sequence[Hashable]) -> None:
+    """Tasks that share their outputs."""
+
 
 class EpisodicMemory:
     """For each task, the last examples observed, oldest first.
@@ -44,8 +51,6 @@ class EpisodicMemory:
         self._places: dict[Hashable, tuple[_Shelf, int]] = {}
         self.version = 0
         """Changes whenever a task arrives, and with it where things lie."""
-        self.masks: Callable[[Sequence[Hashable]], Tensor | None] = lambda tasks: None
-        """Which outputs are the tasks': (k, classes), or None if all are; a learner's `masks`."""
         self._others: tuple[Hashable, int, list[Stack]] | None = None
 
     def share(self, n_tasks: int) -> int:
@@ -93,7 +98,7 @@ class EpisodicMemory:
         shelf, row = self._places[t]
         return shelf.counts[row]
 
-    def stacks(self, tasks: Sequence[Hashable]) -> list[Stack]:
+    def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
 
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
@@ -107,24 +112,25 @@ class EpisodicMemory:
             else:
                 runs.append((shelf, row, [t]))
         return [
-            shelf.stack(start, start + len(those), self.masks(those))
-            for shelf, start, those in runs
+            shelf.stack(start, start + len(those), masks(those)) for shelf, start, those in runs
         ]
 
-    def others(self, t: Hashable) -> list[Stack]:
+    def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed."""
         if self._others is None or self._others[:2] != (t, self.version):
-            self._others = t, self.version, self.stacks([k for k in self if k != t])
+            self._others = t, self.version, self.stacks([k for k in self if k != t], masks)
         return self._others[2]
 
-    def sample(self, tasks: Sequence[Hashable], n: int | None) -> list[tuple[Tensor, ...]]:
+    def sample(
+        self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
+    ) -> list[tuple[Tensor, ...]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).
 
         As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one, or none if
         there is nothing, as long as inputs are of one kind.
         """
-        stacks = self.stacks(tasks)
-        masks = next((stack.masks for stack in stacks if stack.masks is not None), None)
+        stacks = self.stacks(tasks, masks)
+        some = next((stack.masks for stack in stacks if stack.masks is not None), None)
         sizes = [count for stack in stacks for count in stack.counts]
         total = sum(sizes)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
@@ -139,8 +145,8 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [stack.x.flatten(0, 1), stack.y.flatten()]
-            if masks is not None:  # then all batches have them
-                all_outputs = masks.new_ones((len(stack), masks.shape[1]))
+            if some is not None:  # then all batches have them
+                all_outputs = some.new_ones((len(stack), some.shape[1]))
                 own = all_outputs if stack.masks is None else stack.masks
                 batch.append(own.repeat_interleave(m, 0))
             if len(slots) < len(batch[1]):

@@ -55,12 +55,12 @@ class AGEM(Learner):
         super().__init__(network, lr, seed, graphs)
         self.sample = None if sample is None else positive_int("sample", sample)
         self.memory = EpisodicMemory(memories, budget)
-        self.memory.masks = self.masks
         self.project = Projection()
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.check(x, t)
-        remembered = self.memory.sample([k for k in self.memory if k != t], self.sample)
+        others = [k for k in self.memory if k != t]
+        remembered = self.memory.sample(others, self.sample, self.masks)
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None, *past: Tensor) -> Any:
             weights = parameters(self.network)

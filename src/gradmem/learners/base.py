@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradmem.gradients import parameters
-from gradmem.graphs import GraphedSteps
+from gradmem.graphs import GraphedSteps, Step
 from gradmem.stack import masked, on
 from gradmem.validation import class_ids, descriptor, non_negative_int, positive
 
@@ -78,8 +78,7 @@ class Learner(ABC):
         self._watched = torch.zeros((), device=self.device)
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
-        #: Takes the learner's steps, on a GPU as CUDA graphs (see `GraphedSteps`).
-        self.take = GraphedSteps(graphs and not self.is_random, self._circumstances)
+        self.graphed = GraphedSteps(graphs and not self.is_random)
 
     @abstractmethod
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
@@ -233,6 +232,12 @@ class Learner(ABC):
     def optimisers_in_use(self) -> Sequence[torch.optim.Optimizer]:
         """Those that the next step may use."""
         return (self.optimiser,)
+
+    def take(self, key: Hashable, step: Step, x: Tensor, *others: Tensor | None) -> None:
+        """Take a step, on a GPU as a CUDA graph (see `GraphedSteps`)."""
+        if self.graphed.records(x):
+            key = (key, self._circumstances())
+        self.graphed(key, step, x, *others)
 
     def _circumstances(self) -> Hashable:
         """What decides a step beside its inputs, and can be changed at any time."""

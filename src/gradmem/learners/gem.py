@@ -77,15 +77,14 @@ class GEM(Learner):
         super().__init__(network, lr, seed, graphs)
         self.project = Projection(margin, margin_rule)
         self.memory = EpisodicMemory(memories, budget)
-        self.memory.masks = self.masks
         self.memory_gradients = MemoryGradients(
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
-        self.take.need_less = self.memory_gradients.need_less
+        self.graphed.need_less = self.memory_gradients.need_less
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.check(x, t)
-        past = self.memory.others(t)
+        past = self.memory.others(t, self.masks)
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None) -> Any:
             G, g = self.memory_gradients.with_batch(past, x, y, mask)

@@ -97,4 +97,4 @@ class Independent(Learner):
             self.optimisers[t].load_state_dict(state["optimisers"][t])
         self.task = state["task"]
         self.network = self.module(self.task)
-        self.take.forget()  # the networks are others now
+        self.graphed.forget()  # the networks are others now

@@ -108,4 +108,4 @@ class Multimodal(Learner):
             self.input_optimisers[t].load_state_dict(state["input_optimisers"][t])
         self.task = state["task"]
         self.network = self.module(self.task)
-        self.take.forget()  # the layers are others now
+        self.graphed.forget()  # the layers are others now

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,9 +76,7 @@ class Perform:
         """A learner in its first state; the last run's, if only the seed is another."""
         group = settings_text(experiment.config() | {"seed": None})
         if self._learner is None or group != self._group:
-            self._learner = None
-            if experiment.device.startswith("cuda"):
-                gc.collect()  # else its memory is in use until the interpreter comes to it
+            self._learner = None  # frees its memory
             self._learner, self._group = experiment.new_learner(), group
         else:
             self._learner.load_state_dict(experiment.new_learner().state_dict())
