@@ -74,6 +74,7 @@ def keep_search(
         "chosen_on": MODES["validation"],
         "command": command,
         "trial": conditions.is_trial(benchmark),
+        "device": conditions.device,
         "machine": done.runs[0].result["versions"] if done.runs else {},
         "choices": [
             {

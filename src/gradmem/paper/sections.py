@@ -187,7 +187,7 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
                     title(learner),
                     settings_text({n: published[n] for n in names if n in published}) or "–",
                     settings_text({n: choice["settings"][n] for n in names}),
-                    str(choice["considered"] + choice["failed"]),
+                    _tried(choice),
                     measured(best.row.estimate("acc") if best else None, ".3f"),
                     measured(Estimate.of(accs) if accs else None, ".3f"),
                 ]
@@ -195,16 +195,26 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
     headings = ["benchmark", "learner", "published best", "chosen here", "tried"]
     headings += ["ACC with published", "ACC with chosen"]
     trial = any(found["trial"] for found in searches)
+    made = dict.fromkeys(
+        f"`{found['command']}` on {machine_text(found['machine'], found)}." for found in searches
+    )
     return "\n\n".join(
         [
             "## The search for settings",
             "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
             "out of the training sets and then run on the test sets with other seeds; the paper "
-            "chose by the test sets."
+            "chose by the test sets. A setting failed if a run of it did not finish, most often "
+            "because the loss did not stay finite."
             + (" This one is a trial, smaller than the paper's." if trial else ""),
             table(headings, rows),
+            *made,
         ]
     )
+
+
+def _tried(choice: Mapping[str, Any]) -> str:
+    tried, failed = choice["considered"] + choice["failed"], choice["failed"]
+    return f"{tried}, {failed} failed" if failed else str(tried)
 
 
 def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:

@@ -95,7 +95,10 @@ def interval_text(low: float, high: float, spec: str) -> str:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings on one line."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in settings.items()
+    )
 
 
 def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
