@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gradmem import __version__
 from gradmem.benchmarks import BENCHMARKS
+from gradmem.cli.options import names_in
 from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
 from gradmem.cli.sweep import sweep
@@ -296,7 +297,7 @@ def compare(
             device=device,
         )
         for number in range(seed, seed + seeds)
-        for name in dict.fromkeys(name.strip() for name in chosen.split(","))
+        for name in names_in(chosen)
     ]
     root = out or Path("runs", benchmark)
     folders = [root / f"{experiment.learner}-seed{experiment.seed}" for experiment in experiments]

@@ -15,6 +15,7 @@ __all__ = [
     "ExamplesOption",
     "RetryFailedOption",
     "TasksOption",
+    "names_in",
 ]
 
 #: Headings in a command's help.
@@ -43,3 +44,8 @@ DeviceOption = Annotated[
 RetryFailedOption = Annotated[
     bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
 ]
+
+
+def names_in(text: str) -> list[str]:
+    """Names with commas between them, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))

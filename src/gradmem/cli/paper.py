@@ -17,6 +17,7 @@ from gradmem.cli.options import (
     ExamplesOption,
     RetryFailedOption,
     TasksOption,
+    names_in,
 )
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.paper.compare import compare
@@ -196,7 +197,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
 
 def _of(what: str, text: str, known: Iterable[str]) -> list[str]:
     """Those that a text names, in the paper's order."""
-    asked = [one_of(what, name.strip(), known) for name in text.split(",")]
+    asked = [one_of(what, name, known) for name in names_in(text)]
     return [name for name in known if name in asked]
 
 

@@ -19,6 +19,7 @@ from gradmem.cli.options import (
     ExamplesOption,
     RetryFailedOption,
     TasksOption,
+    names_in,
 )
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.machine import cores
@@ -132,7 +133,7 @@ def sweep(
     where = folder or out
     whole = (learners, grid, seeds, select, final_seeds, held_out, first_tasks)
     if benchmark is not None:
-        names = _names(benchmark)
+        names = names_in(benchmark)
         mode = "validation" if select is None else select
         n = 3 if seeds is None else positive_int("--seeds", seeds)
         plan = Sweep(
@@ -215,8 +216,6 @@ def _grid(grid: str, benchmark: str, learners: str | None) -> dict[str, Any]:
             raise ValueError(f'{grid} must hold {{"learner": {{"setting": [values]}}}}')
     if learners is None:
         return known
-    return {name: known[one_of("a learner in the grid", name, known)] for name in _names(learners)}
-
-
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+    return {
+        name: known[one_of("a learner in the grid", name, known)] for name in names_in(learners)
+    }
