@@ -28,6 +28,32 @@ def test_learner(name, settings, check):
     check(lambda network, seed: LEARNERS[name](network, seed=seed, **settings))
 
 
+class Squares(nn.Module):
+    """Makes large numbers infinite."""
+
+    def forward(self, x):
+        return x * x
+
+
+@pytest.mark.parametrize("t", ["a", "b", "c"])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=str)
+def test_a_loss_that_is_not_finite_leaves_no_trace(name, settings, normalised, t):
+    """Not in running statistics either, nor in what is made when another task begins."""
+    torch.manual_seed(0)
+    between = nn.BatchNorm1d(8) if normalised else nn.Identity()
+    network = nn.Sequential(nn.Linear(6, 8), Squares(), between, nn.Linear(8, 4))
+    learner = LEARNERS[name](network, lr=0.1, seed=0, **settings)
+    x, y = torch.randn(10, 6), torch.arange(10) % 4
+    for task in ("a", "a", "b", "b"):
+        learner.observe(x, task, y)
+    before = learner.state_dict()
+    x[7] = 1e30  # finite, and taken for good data
+    with pytest.raises(FloatingPointError, match="not finite after 4 steps"):
+        learner.observe(x, t, y)
+    _same(before, learner.state_dict(), "what could not be learned left a trace")
+
+
 class Refuses(nn.Module):
     """Cannot go on from some inputs."""
 

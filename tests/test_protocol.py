@@ -140,6 +140,21 @@ def test_what_is_wrong_with_the_data_is_found_before_the_run():
         gm.run(gm.Continuum([gm.Task("a", (x, y), (x, y))]), learner)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (gm.GEM, "one example for each of 3 tasks, got 2"),
+        (gm.AGEM, "one example for each of 3 tasks, got 2"),
+        (gm.ICaRL, "one exemplar for each of 3 classes, got 2"),
+    ],
+)
+def test_a_budget_too_small_is_found_before_the_run(kind, message, continuum):
+    learner = kind(gm.mlp([1, 4, 3]), budget=2)
+    with pytest.raises(ValueError, match=message):
+        gm.run(learner, continuum)
+    assert learner.steps == 0
+
+
 def test_a_test_set_may_be_one_example():
     network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     x, y = torch.randn(6, 4), torch.arange(6) % 3

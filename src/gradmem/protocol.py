@@ -228,6 +228,8 @@ def _look_at(learner: Learner, continuum: Continuum) -> None:
         check(x, t, y)
         if not whole:
             learner.check_labels(t, examples.y)
+    classes = {y for task in continuum.tasks for y in task.train.y.unique().tolist()}
+    learner.check_all([task.t for task in continuum.tasks], classes)
 
 
 def _observe(learner: Learner, x: Tensor, t: Hashable, y: Tensor) -> None:

@@ -27,7 +27,8 @@ __all__ = ["read_pickle"]
 Bytes = NDArray[np.uint8]
 
 #: Limits, well above the 155,249,918 bytes and 200,362 instructions of CIFAR-100's training set,
-#: that keep a small hostile file from filling the memory.
+#: that keep a small hostile file from filling the memory. What is read and what is made of it, by
+#: copying, may each have so many bytes.
 MOST_BYTES = 1 << 28
 MOST_STEPS = 1_000_000
 #: Strings above this size are taken for the content of an array, and read this much at a time.
@@ -132,7 +133,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under each mark
         self.memo: dict[int, Any] = {}  # by number, so that no number makes it large
-        self.bytes_left = MOST_BYTES
+        self.to_read = self.to_copy = MOST_BYTES
 
     def run(self) -> Any:
         """What is on top of the stack at the end."""
@@ -188,10 +189,10 @@ class _Machine:
             stack.append(_name(_expect(stack.pop(), str), _expect(last, str)))
         elif op == pickle.REDUCE:
             arguments = stack.pop()
-            stack.append(_made(stack.pop(), arguments))
+            stack.append(self.made(stack.pop(), arguments))
         elif op == pickle.BUILD:
             state = stack.pop()
-            _complete(stack[-1], state)
+            self.complete(stack[-1], state)
         elif op == pickle.PROTO:
             if (protocol := self.number("<B")) > 5:
                 raise ValueError(f"it is of protocol {protocol}; 2 to 5 are known")
@@ -223,9 +224,14 @@ class _Machine:
     def account_for(self, n: int) -> None:
         if n < 0:
             raise ValueError(f"it has a string of length {n}")
-        self.bytes_left -= n
-        if self.bytes_left < 0:
+        self.to_read -= n
+        if self.to_read < 0:
             raise ValueError(f"it says that it has more than {MOST_BYTES:,} bytes")
+
+    def account_for_copy(self, n: int) -> None:
+        self.to_copy -= n
+        if self.to_copy < 0:
+            raise ValueError(f"it makes more than {MOST_BYTES:,} bytes of what it has")
 
     def number(self, layout: str) -> int:
         (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
@@ -255,6 +261,51 @@ class _Machine:
                 raise ValueError(f"it has a key that is no string but {type(key).__name__}")
             items[key] = value
 
+    def made(self, name: Any, arguments: Any) -> Any:
+        """What a call would give: calls that real files make are known, and no other is."""
+        match name, arguments:
+            case _Name.RECONSTRUCT, (_Name.NDARRAY, (0,), b"b" | "b"):
+                return _Array()
+            case _Name.FROMBUFFER, (content, _Name.UINT8, shape, "C"):
+                return _Array(self.filled(content, shape))
+            case _Name.DTYPE, (b"u1" | "u1", 0, 1):
+                return _Name.UINT8
+            case _Name.DTYPE, (bytes() | str() as other, *_):
+                raise ValueError(
+                    f"it has an array of type {other[:100]!r}; only 'u1' (bytes) is read"
+                )
+            case _Name.ENCODE, (str() as text, "latin1"):
+                self.account_for_copy(len(text))
+                return text.encode("latin-1")
+        raise ValueError(f"it has an unknown call of {_called(name)}")
+
+    def complete(self, value: Any, state: Any) -> None:
+        """What `value.__setstate__(state)` would do, for the states that real files give."""
+        match value, state:
+            case _Array(), (1, shape, _Name.UINT8, False, content):
+                value.values = self.filled(content, shape)
+            case _Name.UINT8, (3, b"|" | "|", None, None, None, -1, -1, 0):
+                pass
+            case _:
+                raise ValueError(f"it gives an unknown state to {_called(value)}")
+
+    def filled(self, content: Any, shape: Any) -> Bytes:
+        if isinstance(content, bytes):
+            self.account_for_copy(len(content))
+            values = np.frombuffer(bytearray(content), np.uint8)  # writable, as an array is
+        elif isinstance(content, _Content):
+            values = content.values
+        else:
+            raise ValueError(f"it fills an array with {type(content).__name__}, not with bytes")
+        if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4:
+            raise ValueError("it has an array that has not 1 to 4 dimensions")
+        if not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError("it has an array with a size that is no whole number")
+        # Python's integers: the sizes may be more than 64 bits can count.
+        if math.prod(shape) != len(values):
+            raise ValueError(f"it has an array of shape {shape} with {len(values)} bytes")
+        return values.reshape(shape)
+
 
 def _name(module: str, name: str) -> _Name:
     full = f"{module}.{name}"
@@ -264,50 +315,6 @@ def _name(module: str, name: str) -> _Name:
             "arrays of bytes; nothing was run"
         )
     return NAMES[full]
-
-
-def _made(name: Any, arguments: Any) -> Any:
-    """What a call would give: calls that real files make are known, and no other is."""
-    match name, arguments:
-        case _Name.RECONSTRUCT, (_Name.NDARRAY, (0,), b"b" | "b"):
-            return _Array()
-        case _Name.FROMBUFFER, (content, _Name.UINT8, shape, "C"):
-            return _Array(_filled(content, shape))
-        case _Name.DTYPE, (b"u1" | "u1", 0, 1):
-            return _Name.UINT8
-        case _Name.DTYPE, (bytes() | str() as other, *_):
-            raise ValueError(f"it has an array of type {other[:100]!r}; only 'u1' (bytes) is read")
-        case _Name.ENCODE, (str() as text, "latin1"):
-            return text.encode("latin-1")
-    raise ValueError(f"it has an unknown call of {_called(name)}")
-
-
-def _complete(value: Any, state: Any) -> None:
-    """What `value.__setstate__(state)` would do, for the states that real files give."""
-    match value, state:
-        case _Array(), (1, shape, _Name.UINT8, False, content):
-            value.values = _filled(content, shape)
-        case _Name.UINT8, (3, b"|" | "|", None, None, None, -1, -1, 0):
-            pass
-        case _:
-            raise ValueError(f"it gives an unknown state to {_called(value)}")
-
-
-def _filled(content: Any, shape: Any) -> Bytes:
-    if isinstance(content, bytes):
-        values = np.frombuffer(bytearray(content), np.uint8)  # writable, as an array is
-    elif isinstance(content, _Content):
-        values = content.values
-    else:
-        raise ValueError(f"it fills an array with {type(content).__name__}, not with bytes")
-    if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4:
-        raise ValueError("it has an array that has not 1 to 4 dimensions")
-    if not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError("it has an array with a size that is no whole number")
-    # Python's integers: the sizes may be more than 64 bits can count.
-    if math.prod(shape) != len(values):
-        raise ValueError(f"it has an array of shape {shape} with {len(values)} bytes")
-    return values.reshape(shape)
 
 
 def _plain(value: Any) -> dict[str, Any]:

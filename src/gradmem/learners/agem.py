@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from itertools import chain
 from typing import Any
 
@@ -56,6 +56,9 @@ class AGEM(Learner):
         self.sample = None if sample is None else positive_int("sample", sample)
         self.memory = EpisodicMemory(memories, budget)
         self.project = Projection()
+
+    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
+        self.memory.share(len({*self.memory, *tasks}))
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.check(x, t)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,6 +76,7 @@ class Learner(ABC):
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self._masks: dict[tuple[Any, ...], Tensor] = {}
         self._watched = torch.zeros((), device=self.device)
+        self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
@@ -101,7 +102,7 @@ class Learner(ABC):
         """
         if check or t not in self._n_outputs:
             self.check(x, t, y)
-        with on(self.device), self.own_randomness():
+        with on(self.device), self._undone_by_errors(t), self.own_randomness():
             self.learn(x.detach(), t, y.long())
         self.steps += 1
         self.examples += len(x)
@@ -143,6 +144,10 @@ class Learner(ABC):
         if mask is not None and not mask[y.long()].all():
             wrong = int(y[~mask[y.long()]][0])
             raise ValueError(f"y must hold task {t!r}'s classes {self.outputs[t]}, got {wrong}")
+
+    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
+        """Raise ValueError if these are too many to be observed, one after another."""
+        del tasks, classes  # any number will do
 
     @torch.no_grad()
     def predict(self, x: Tensor, t: Hashable | None = None, check: bool = True) -> Tensor:
@@ -298,6 +303,24 @@ class Learner(ABC):
         """Take over what `get_state` gave."""
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
+
+    @contextmanager
+    def _undone_by_errors(self, t: Hashable) -> Iterator[None]:
+        """What cannot be learned leaves no trace, if `learn` replaces values and changes none.
+
+        Weights change at the end of a step, running statistics before. A GPU tells too late.
+        """
+        before = vars(self).copy()
+        moving = self._has_buffers and self.device.type != "cuda"
+        buffers = [(b, b.clone()) for b in self.module(t).buffers()] if moving else []
+        try:
+            yield
+        except Exception:
+            vars(self).update(before)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+            raise
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,6 +81,9 @@ class GEM(Learner):
             network, gradients, tasks_per_chunk, memory_limit, precision
         )
         self.graphed.need_less = self.memory_gradients.need_less
+
+    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
+        self.memory.share(len({*self.memory, *tasks}))
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         self.memory.check(x, t)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,15 @@ class ICaRL(Learner):
 
     def check_labels(self, t: Hashable, y: Tensor) -> None:
         super().check_labels(t, y)
-        current = torch.cat([y, *(labels for _, labels in self.new)])
-        self._share(len({*self.kept, *current.tolist()}))
+        self.check_all([t], y.tolist())
+
+    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
+        current = [labels.tolist() for _, labels in self.new]
+        self._share(len({*self.kept, *classes, *chain(*current)}))
 
     def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
         if self.task is not None and t != self.task:
             self.consolidate()
-            self.task = None
 
         def step(x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> None:
             self.optimiser.zero_grad()
@@ -134,8 +137,7 @@ class ICaRL(Learner):
     @torch.no_grad()
     def consolidate(self) -> None:
         """The task is over: its classes leave exemplars, and the network's answers are noted."""
-        for y in self._candidates():
-            self.task_of[y] = self.task
+        self.task_of = self.task_of | dict.fromkeys(self._candidates(), self.task)
         self.kept = {y: x.clone() for y, x in self.exemplars().items()}  # not views of more
         logits, _ = self._features(torch.cat([*self.kept.values()]))
         sizes = [len(x) for x in self.kept.values()]
@@ -298,9 +300,6 @@ def herd(features: Tensor, m: int) -> list[int]:
 
 def distinct(x: Tensor) -> Tensor:
     """The rows of x: (n, …) that differ, in the order in which they first come."""
-    rows = x.flatten(1).double()
-    seed = torch.Generator().manual_seed(0)
-    direction = torch.rand(rows.shape[1], dtype=torch.float64, generator=seed).to(x.device)
-    # Rows that differ have different products with a random direction, and equal rows the same.
-    _, first = np.unique((rows * direction).sum(1).cpu().numpy(), return_index=True)
+    rows = x.flatten(1).contiguous().view(torch.uint8).cpu().numpy()
+    _, first = np.unique(rows.view(f"V{rows.shape[1]}"), return_index=True)
     return x[np.sort(first).tolist()]

@@ -74,10 +74,11 @@ class Independent(Learner):
 
     def _add(self, t: Hashable) -> None:
         """A network for a new task."""
-        self.networks[t] = copy.deepcopy(self.network if self.networks else self.pattern)
+        network = copy.deepcopy(self.network if self.networks else self.pattern)
         if self.start == "random":
-            reset_parameters(self.networks[t])
-        self.optimisers[t] = self.new_optimiser(self.networks[t])
+            reset_parameters(network)
+        self.networks = self.networks | {t: network}
+        self.optimisers = self.optimisers | {t: self.new_optimiser(network)}
 
     def get_state(self) -> dict[str, Any]:
         return {

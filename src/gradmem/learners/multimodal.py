@@ -83,8 +83,8 @@ class Multimodal(Learner):
         """An input layer for a new task; the one after it is drawn already."""
         layer, self.next_input = self.next_input, copy.deepcopy(self.next_input)
         reset_parameters(self.next_input)
-        self.inputs[t] = layer
-        self.input_optimisers[t] = self.new_optimiser(layer)
+        self.inputs = self.inputs | {t: layer}
+        self.input_optimisers = self.input_optimisers | {t: self.new_optimiser(layer)}
 
     def get_state(self) -> dict[str, Any]:
         return {
