@@ -24,7 +24,7 @@ def write_run(folder, learner="gem", seed=0, benchmark="mnist-rotations", points
 
     `changes` go to `Experiment`: settings, n_tasks (5), shuffled, …
     """
-    changes = {"n_tasks": 5, "data": "sample"} | changes
+    changes = {"n_tasks": 5} | changes
     experiment = Experiment(benchmark, learner, seed=seed, **changes)
     target = RunFolder(folder, experiment)
     target.open()

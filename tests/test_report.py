@@ -25,8 +25,9 @@ from gradmem.report import (
     write_page,
 )
 from gradmem.report.published import published
-from gradmem.report.summary import leading, memory_lines
-from gradmem.results import find_runs, write_json
+from gradmem.report.styles import styles
+from gradmem.report.summary import failed_lines, leading, memory_lines
+from gradmem.results import find_failures, find_runs, write_json
 from tests.synthetic import write_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -123,10 +124,13 @@ def test_published_values_stand_beside_the_same_experiment_only(tmp_path):
     write_run(tmp_path / "short", n_tasks=5)
     write_run(tmp_path / "other", n_tasks=20, settings={"memories": 10})
     write_run(tmp_path / "rival", "agem", n_tasks=20)
+    write_run(tmp_path / "sample", n_tasks=20, data="sample")
+    write_run(tmp_path / "few", n_tasks=20, examples_per_task=20)
+    write_run(tmp_path / "batches", n_tasks=20, batch_size=5)
     found = {row.runs[0].folder.name: published(row) for row in rows_of(tmp_path)}
     entry = appendix_b()["mnist-rotations"]["gem"]
     assert found["paper"]["bwt"] == transfer_metrics(entry["R"], entry["baseline"]).bwt
-    assert (found["short"], found["other"], found["rival"]) == (None, None, None)
+    assert [name for name, values in found.items() if values] == ["paper"]
 
 
 def test_rows_with_different_memories_make_a_line(tmp_path):
@@ -241,6 +245,53 @@ def test_a_narrow_terminal_has_whole_names_and_numbers(tmp_path, width, columns)
     assert ("No room for" in text) == (len(columns) < 4)
 
 
+def test_what_failed_is_told(tmp_path):
+    write_run(tmp_path / "good")
+    for seed in range(2):
+        write_run(tmp_path / f"bad-{seed}", seed=seed, settings={"lr": 1e30})
+        (tmp_path / f"bad-{seed}" / "result.json").unlink()
+        failure = {"type": "FloatingPointError", "message": "the loss is <not> finite\nat all"}
+        write_json(tmp_path / f"bad-{seed}" / "failure.json", failure)
+    write_json(tmp_path / "good" / "failure.json", {"type": "OSError", "message": "once"})
+    (line,) = failed_lines(find_failures([tmp_path, tmp_path / "bad-0"]))
+    assert line.startswith("mnist-rotations, gem (lr=1e+30, ")
+    assert line.endswith("): 2 runs, FloatingPointError: the loss is <not> finite")
+    rows = rows_of(tmp_path)
+    assert f"- {line}" in markdown_table(rows, [line])
+    text = write_page(rows, tmp_path / "report.html", [line]).read_text()
+    assert "Not shown: 1 setting with runs that failed" in text
+    assert "the loss is &lt;not&gt; finite" in text
+
+
+def test_a_learner_of_ones_own_has_a_look_of_its_own():
+    look = styles(["single", "gem", "mine", "mine2"])
+    assert len(set(look.values())) == 4
+    assert look["gem"] == styles(["gem"])["gem"]
+
+
+def test_legends_fit_into_their_pictures(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    widths = []
+
+    def look(figure, *arguments, **options):
+        figure.draw_without_rendering()
+        for legend in figure.legends:
+            widths.append(legend.get_window_extent().width / figure.bbox.width)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    for length in (1, 4, 12, 24, 40, 90):
+        for place in range(3):
+            settings = {"memories": 10 + place}
+            write_run(tmp_path / f"{length}-{place}", settings=settings)
+            path = tmp_path / f"{length}-{place}" / "config.json"
+            config = json.loads(path.read_text())
+            write_json(path, config | {"learner": length * "m", "settings": {"lr": place}})
+        draw_pictures(rows_of(tmp_path), tmp_path / "pictures")
+    assert len(widths) >= 18
+    assert max(widths) <= 1
+
+
 # What a browser makes of it
 
 PROBE = """
@@ -248,7 +299,10 @@ PROBE = """
 window.addEventListener("load", () => setTimeout(() => {
   ACTIONS
   const plots = (section) => [...document.querySelectorAll(`#${section} .plot`)];
-  const traces = (section) => plots(section).map((plot) => plot.data.length);
+  const inLegend = (plot) => plot.data.filter((trace) => trace.showlegend !== false);
+  const named = (section) => plots(section).map(inLegend);
+  const each = (section, look) => named(section).map((some) => some.map(look));
+  const traces = (section) => named(section).map((some) => some.length);
   const probe = document.createElement("pre");
   probe.id = "probe";
   probe.textContent = JSON.stringify({
@@ -256,7 +310,11 @@ window.addEventListener("load", () => setTimeout(() => {
     title: document.title,
     fetched: performance.getEntriesByType("resource").map((entry) => entry.name),
     z: document.getElementById("matrix").data?.[0].z,
-    names: plots("bars").map((plot) => plot.data.map((trace) => trace.name)),
+    names: each("bars", (trace) => trace.name),
+    looks: each("curves", ({ line, marker }) => [line.color, line.dash, marker.symbol]),
+    bar_looks: each("bars", ({ marker }) => [marker.color, marker.pattern?.shape]),
+    after: document.getElementById("matrix").layout?.yaxis.ticktext,
+    active: [...document.querySelectorAll("#diagnostics-table td")].map((td) => td.textContent),
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
     address: location.hash,
     status: document.getElementById("count").textContent,
@@ -422,6 +480,44 @@ def test_one_seed_has_no_interval(several):
 def test_names_and_settings_can_be_searched(several):
     path, _ = several
     assert {row[0] for row in browse(path, "#find=regularization%3D1000").rows} == {"ewc"}
+
+
+@in_a_browser
+def test_a_setting_that_is_searched_for_is_taken_as_a_whole(tmp_path):
+    for memories in (1, 10, 100):
+        write_run(tmp_path / f"{memories}", settings={"memories": memories})
+    path = write_page(rows_of(tmp_path), tmp_path / "report.html")
+    assert [row[0] for row in browse(path, "#find=memories%3D10").rows] == ["gem (memories=10)"]
+    assert len(browse(path, "#find=memories%3D").rows) == 3
+
+
+@in_a_browser
+def test_eight_rows_of_one_learner_all_look_different(tmp_path):
+    for memories in range(10, 18):
+        write_run(tmp_path / f"{memories}", settings={"memories": memories})
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
+    for looks in (seen.probe["looks"][0], seen.probe["bar_looks"][0]):
+        assert len({json.dumps(look) for look in looks}) == 8
+
+
+@in_a_browser
+def test_a_task_that_comes_back_is_called_by_its_own_number(tmp_path):
+    write_run(tmp_path / "run", n_tasks=3)
+    path = tmp_path / "run" / "result.json"
+    result = json.loads(path.read_text())
+    write_json(path, result | {"R": [*result["R"], result["R"][-1]], "learned": [0, 1, 2, 1]})
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
+    assert seen.probe["after"] == ["1", "2", "3", "2"]
+
+
+@in_a_browser
+def test_a_seed_without_projections_does_not_hide_the_others(tmp_path):
+    write_several(tmp_path, ["gem"], seeds=2)
+    path = tmp_path / "gem-0" / "result.json"
+    none = dict.fromkeys(("violations", "violated_constraints", "active_constraints"), 0)
+    write_json(path, json.loads(path.read_text()) | none | {"solver_steps": 0})
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
+    assert re.fullmatch(r"\d\.\d{3} \(1 of 2 seeds\)", seen.probe["active"][2])
 
 
 @in_a_browser

@@ -21,9 +21,11 @@ from gradmem.machine import cores, processor
 from gradmem.protocol import Result
 
 __all__ = [
+    "Failure",
     "Run",
     "RunFolder",
     "check_folder",
+    "find_failures",
     "find_runs",
     "newest",
     "write_json",
@@ -67,6 +69,15 @@ class Run:
         """Learner, and what else was asked for beyond the plain benchmark."""
         shuffled = ", shuffled data" if self.config.get("shuffled") else ""
         return f"{self.config['learner']}{shuffled}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an error, as a sweep keeps it."""
+
+    folder: Path
+    config: dict[str, Any]
+    error: str
 
 
 class RunFolder:
@@ -176,6 +187,7 @@ def find_runs(
             try:
                 config = _read(folder / "config.json", IN_CONFIG)
                 result = _read(folder / "result.json", IN_RESULT)
+                _check_matrix(result["R"])
             except ValueError as error:
                 if on_damaged is None:
                     raise ValueError(f"{folder} is not a run's folder: {error}") from error
@@ -186,6 +198,24 @@ def find_runs(
         kind = "finished run that can be read" if seen else "finished run (result.json)"
         raise ValueError(f"no {kind} in {', '.join(map(str, roots))}")
     return runs
+
+
+def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
+    """All runs in or below the folders that failed and were not made since, each once."""
+    found = {}
+    for path in paths:
+        for file in sorted(Path(path).rglob("failure.json")):
+            folder = file.parent
+            if folder.resolve() in found or (folder / "result.json").exists():
+                continue
+            try:
+                config = _read(folder / "config.json", IN_CONFIG)
+                failure = _read(file, ("type", "message"))
+            except ValueError:
+                continue  # being written, or not ours
+            error = f"{failure['type']}: {failure['message']}"
+            found[folder.resolve()] = Failure(folder, config, error)
+    return list(found.values())
 
 
 def newest(runs: Iterable[Run]) -> list[Run]:
@@ -238,6 +268,15 @@ def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path.name} has no {', '.join(missing)}")
     return value  # type: ignore[no-any-return]
+
+
+def _check_matrix(R: Any) -> None:
+    try:
+        matrix = np.array(R, dtype=np.float64)
+    except (ValueError, TypeError):
+        matrix = np.empty(0)
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+        raise ValueError("result.json has an R that is no matrix of numbers")
 
 
 def _config_text(run: Run) -> str:

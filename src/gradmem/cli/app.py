@@ -22,8 +22,15 @@ from gradmem.data import DataError, load_cifar100, load_mnist
 from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
 from gradmem.recipes import RECIPES
-from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table, write_page
-from gradmem.results import RunFolder, check_folder, find_runs, newest
+from gradmem.report import (
+    draw_pictures,
+    failed_lines,
+    markdown_table,
+    summarize,
+    terminal_table,
+    write_page,
+)
+from gradmem.results import RunFolder, check_folder, find_failures, find_runs, newest
 from gradmem.tensorboard import TensorBoardLog
 from gradmem.validation import one_of
 
@@ -428,10 +435,15 @@ def _report(runs: list[Path], out: Path) -> None:
     check_folder(out)
     rows = summarize(counted)
     out.mkdir(parents=True, exist_ok=True)
+    failed = failed_lines(find_failures(runs))
     table = out / "table.md"
-    table.write_text(markdown_table(rows))
-    written = [write_page(rows, out / "report.html"), table, *draw_pictures(rows, out)]
+    table.write_text(markdown_table(rows, failed), "utf-8")
+    written = [write_page(rows, out / "report.html", failed), table, *draw_pictures(rows, out)]
     console.print(terminal_table(rows))
+    if failed:
+        more = f"\n  and {len(failed) - 5} more" if len(failed) > 5 else ""
+        lines = "".join(f"\n  {line}" for line in failed[:5]) + more
+        console.print(f"Failed:{lines}", highlight=False, markup=False, soft_wrap=True)
     console.print("Written:", highlight=False)
     for path in written:
         console.print(f"  {path}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradmem.report.published import PUBLISHED, published
-from gradmem.report.styles import DASHES, SHADES, styles
+from gradmem.report.styles import VARIANTS, styles
 from gradmem.report.summary import Row, conditions, memory_lines
 from gradmem.results import Run
 
@@ -33,7 +34,7 @@ COUNTS = ("steps", "violations", "violated_constraints", "active_constraints", "
 SCRIPTS = ("numbers.js", "charts.js", "page.js")
 
 
-def write_page(rows: Sequence[Row], path: str | Path) -> Path:
+def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()) -> Path:
     """Write the page about `rows` to `path`, a file of about 5 MB, most of it Plotly's code.
 
     Parameters
@@ -43,6 +44,8 @@ def write_page(rows: Sequence[Row], path: str | Path) -> Path:
         that its reader chooses.
     path
         The file; its folder must exist.
+    failed
+        What else was tried, and how it ended: lines of `failed_lines`.
 
     Returns
     -------
@@ -63,6 +66,7 @@ def write_page(rows: Sequence[Row], path: str | Path) -> Path:
         data=page_data(rows),
         n_runs=sum(len(row.runs) for row in rows),
         held_out=any(row.runs[0].config.get("held_out") for row in rows),
+        failed=failed,
         versions=_versions(run for row in rows for run in row.runs),
         style=Markup(web.joinpath("page.css").read_text("utf-8")),
         plotly=Markup(get_plotlyjs()),
@@ -102,8 +106,7 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
             for name in look
             if any(row.learner == name for row in rows)
         },
-        "dashes": [plotly for _, plotly in DASHES],
-        "shades": SHADES,
+        "variants": [asdict(variant) for variant in VARIANTS],
         "lines": [line.name for line in lines],
         "rows": [
             {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradmem.report.published import PUBLISHED, published, published_first_task
-from gradmem.report.styles import DASHES, SHADES, Style, paler, styles
+from gradmem.report.styles import VARIANTS, Style, Variant, paler, styles
 from gradmem.report.summary import MemoryLine, Row, leading, memory_lines, seeds_text
 
 __all__ = ["draw_bars", "draw_first_task", "draw_pictures"]
@@ -65,20 +65,23 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     """R as a heat map: what was learned lies on the diagonal, what was kept to the lower left."""
     R = row.R
     n_rows, T = R.shape
-    figure, axes = _figure(width=5.6, height=max(2.0, 4.4 * n_rows / T + 0.9))
+    flat = n_rows * 2 < T
+    figure, axes = _figure(width=5.6, height=4.4 * n_rows / T + (2.1 if flat else 0.9))
     image = axes.imshow(R, vmin=0, vmax=1, cmap="cividis", aspect="equal")
     acc = row.estimate("acc").format(".3f")
     axes.set_title(f"{_short(row.name)} on {_short(row.benchmark)}: ACC {acc}", wrap=True)
     axes.set_xlabel("tested on task")
     axes.set_ylabel("after learning task" if n_rows > 4 else "after")
     axes.set_xticks(_ticks(T), labels=[str(i + 1) for i in _ticks(T)])
-    axes.set_yticks(_ticks(n_rows), labels=[str(i + 1) for i in _ticks(n_rows)])
+    learned = row.runs[0].result.get("learned") or range(n_rows)
+    after = ["all" if learned[i] is None else str(learned[i] + 1) for i in _ticks(n_rows)]
+    axes.set_yticks(_ticks(n_rows), labels=after)
     if T <= 10:
         for (i, j), value in np.ndenumerate(R):
             colour = "black" if value > 0.5 else "white"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
-    flat = {"orientation": "horizontal", "aspect": 40} if n_rows * 2 < T else {"fraction": 0.046}
-    figure.colorbar(image, ax=axes, label=row.runs[0].accuracy, pad=0.03, **flat)
+    bar = {"orientation": "horizontal", "aspect": 40} if flat else {"fraction": 0.046}
+    figure.colorbar(image, ax=axes, label=row.runs[0].accuracy, pad=0.03, **bar)
     return _save(figure, folder, f"R-{_slug(row.benchmark)}-{_slug(row.name)}")
 
 
@@ -98,11 +101,9 @@ def draw_first_task(
         axes.plot(
             examples,
             accuracy,
-            color=look[row.learner].colour,
-            marker=look[row.learner].marker,
-            linestyle=DASHES[alike.index(row) % len(DASHES)][0],
             markevery=max(1, len(examples) // 20),
-            markersize=4,
+            markersize=5,
+            **_line(look[row.learner], _variant(alike.index(row))),
             label=_short(row.name),
         )
     for row in rows:
@@ -138,17 +139,20 @@ def draw_bars(
         x = np.arange(len(METRICS)) + (i - (len(rows) - 1) / 2) * width
         style = look[row.learner]
         alike = [other for other in rows if other.learner == row.learner]
+        variant = _variant(alike.index(row))
+        means = [estimate.mean for estimate in estimates]
         axes.bar(
             x,
-            [estimate.mean for estimate in estimates],
+            means,
             width * 0.92,
-            yerr=[_or_zero(estimate.half_width) for estimate in estimates],
-            color=paler(style.colour, SHADES[alike.index(row) % len(SHADES)]),
-            edgecolor="white",
-            hatch=style.hatch,
-            error_kw={"elinewidth": 1, "capsize": min(3, 20 * width), "ecolor": "black"},
+            color=paler(style.colour, variant.shade),
+            edgecolor="black" if variant.ruled else "white",
+            hatch="||" if variant.ruled else style.hatch,
             label=_short(row.name),
         )
+        halves = [_or_zero(estimate.half_width) for estimate in estimates]
+        if any(halves):
+            _whiskers(axes, x, means, halves, min(3, 20 * width))
         known = published(row)
         if known is not None:
             marks += list(zip(x, known.values(), strict=True))
@@ -165,6 +169,7 @@ def draw_bars(
         )
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(METRICS)), labels=[name.upper() for name in METRICS])
+    axes.set_xlim(-0.5, len(METRICS) - 0.5)
     seeds = seeds_text(rows)
     spread = f", {seeds} and 95% interval" if seeds else ""
     axes.set_title(f"{_short(benchmark)}{spread}", wrap=True)
@@ -187,10 +192,8 @@ def _memory(
             [row.memory for row in line.rows],
             [estimate.mean for estimate in estimates],
             yerr=[_or_zero(estimate.half_width) for estimate in estimates],
-            color=look[learner].colour,
-            marker=look[learner].marker,
-            linestyle=DASHES[alike.index(line) % len(DASHES)][0],
             markersize=5,
+            **_line(look[learner], _variant(alike.index(line))),
             capsize=3,
             label=_short(line.name),
         )
@@ -215,15 +218,57 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
+def _variant(place: int) -> Variant:
+    return VARIANTS[place % len(VARIANTS)]
+
+
+def _line(style: Style, variant: Variant) -> dict[str, Any]:
+    """How a learner's line looks, for Matplotlib."""
+    return {
+        "color": style.colour,
+        "marker": style.marker,
+        "linestyle": variant.line,
+        "markerfacecolor": "white" if variant.open else style.colour,
+        "markeredgecolor": "black" if variant.dotted else style.colour,
+    }
+
+
+def _whiskers(axes: Any, x: Any, means: Any, halves: Any, cap: float) -> None:
+    """Intervals in black with a white rim, to be seen on any bar."""
+    from matplotlib.patheffects import withStroke
+
+    drawn = axes.errorbar(
+        x, means, halves, fmt="none", ecolor="black", elinewidth=1, capsize=cap, zorder=2.5
+    )
+    _, caps, lines = drawn.lines
+    for part in (*caps, *lines):
+        part.set_path_effects([withStroke(linewidth=3, foreground="white")])
+
+
 def _legend(figure: Any, axes: Any) -> None:
     """Below the axes, where long names take nothing from them; what was published comes last."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     entries = list(zip(*axes.get_legend_handles_labels(), strict=True))
     entries.sort(key=lambda entry: entry[1] == PUBLISHED)
     handles, names = zip(*entries, strict=True)
-    columns = max(1, min(len(names), 100 // (8 + max(map(len, names)))))
-    height = figure.get_figheight() + 0.2 * -(-len(names) // columns)
-    figure.set_figheight(height)
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
+    renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    most = min(len(names), 6)
+    # As many columns as fit; if not even one does, smaller letters.
+    for columns, size in [*((n, 10) for n in range(most, 0, -1)), (1, 8), (1, 6)]:
+        legend = figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=size,
+            handlelength=3,
+        )
+        if legend.get_window_extent(renderer).width <= figure.bbox.width:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
 
 
 def _save(

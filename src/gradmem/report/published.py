@@ -6,6 +6,7 @@ from typing import Any
 
 from gradmem.metrics import transfer_metrics
 from gradmem.paper import appendix_b
+from gradmem.paper.plan import BENCHMARKS, SAMPLE
 from gradmem.recipes import RECIPES
 from gradmem.report.summary import Row
 
@@ -19,8 +20,8 @@ def published(row: Row) -> dict[str, float] | None:
     """ACC, BWT and FWT of the same learner and benchmark, from the R of Appendix B (one run).
 
     They are computed by equations 2 to 4, since the printed ones divide by T where these divide by
-    T − 1. None where the paper has no such R: for other settings, more epochs, mixed data, or
-    another number of tasks.
+    T − 1. None where the paper has no such R: for other data, settings, epochs, sizes of batches
+    or orders of tasks, mixed data, or another number of tasks or examples.
     """
     entry = _entry(row)
     if entry is None:
@@ -43,10 +44,21 @@ def _entry(row: Row) -> dict[str, Any] | None:
     settings = run.config.get("settings", {})
     if (
         entry is None
+        or run.config.get("data") == SAMPLE
         or run.R.shape != (len(entry["R"]),) * 2
-        or run.config.get("shuffled")
-        or run.config.get("epochs", 1) != 1
+        or any(run.config.get(name) not in values for name, values in _same(row.benchmark).items())
         or any(settings.get(name) != value for name, value in recipe.items())
     ):
         return None
     return entry
+
+
+def _same(benchmark: str) -> dict[str, tuple[Any, ...]]:
+    """What else the paper's runs have in common; None is what was left out, and so as usual."""
+    return {
+        "shuffled": (False, None),
+        "epochs": (1, None),
+        "order": (None,),
+        "batch_size": (10, None),
+        "examples_per_task": (BENCHMARKS[benchmark], None),
+    }

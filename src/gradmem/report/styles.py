@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradmem.learners import LEARNERS
 
-__all__ = ["DASHES", "SHADES", "Style", "paler", "styles"]
+__all__ = ["VARIANTS", "Style", "Variant", "paler", "styles"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,34 @@ _STYLES = (
     Style("#0072b2", "p", "pentagon", "\\\\", "\\", "⬟"),
 )
 
-#: A learner's first row, its second and so on: Matplotlib's and Plotly's names for the line.
-DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 
-#: The same for bars: how far a learner's colour is on its way to white.
-SHADES = (0.0, 0.35, 0.6, 0.8)
+@dataclass(frozen=True)
+class Variant:
+    """What tells a learner's rows from each other: line, mark and bar, each without a colour.
+
+    `line` is Matplotlib's name and `dash` Plotly's; `open` and `dotted` are the mark's; `shade` is
+    how far the bar's colour is on its way to white, and `ruled` whether it has dark lines on it.
+    """
+
+    line: str
+    dash: str
+    open: bool
+    dotted: bool
+    shade: float
+    ruled: bool
+
+
+#: A learner's first row, its second and so on.
+VARIANTS = (
+    Variant("-", "solid", open=False, dotted=False, shade=0.0, ruled=False),
+    Variant("--", "dash", open=True, dotted=False, shade=0.35, ruled=False),
+    Variant(":", "dot", open=False, dotted=True, shade=0.6, ruled=False),
+    Variant("-.", "dashdot", open=True, dotted=True, shade=0.8, ruled=False),
+    Variant("-", "solid", open=True, dotted=False, shade=0.2, ruled=True),
+    Variant("--", "dash", open=False, dotted=False, shade=0.45, ruled=True),
+    Variant(":", "dot", open=True, dotted=True, shade=0.65, ruled=True),
+    Variant("-.", "dashdot", open=False, dotted=True, shade=0.85, ruled=True),
+)
 
 
 def paler(colour: str, part: float) -> str:
@@ -58,13 +81,15 @@ def paler(colour: str, part: float) -> str:
 
 
 def styles(learners: Iterable[str]) -> dict[str, Style]:
-    """A style for each name: by its place in `LEARNERS`, then for other names in their order.
+    """A style for each name: by its place in `LEARNERS`; other names have what is left over.
 
     Examples
     --------
     >>> styles(["gem"])["gem"].marker
     'o'
     """
-    known = list(LEARNERS)
-    others = sorted(set(learners) - set(known))
-    return {name: _STYLES[i % len(_STYLES)] for i, name in enumerate([*known, *others])}
+    known, names = list(LEARNERS), set(learners)
+    found = {name: _STYLES[known.index(name) % len(_STYLES)] for name in known if name in names}
+    left = [style for style in reversed(_STYLES) if style not in found.values()] or _STYLES
+    others = sorted(names - set(known))
+    return found | {name: left[i % len(left)] for i, name in enumerate(others)}

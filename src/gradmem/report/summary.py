@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from gradmem.learners import LEARNERS
-from gradmem.results import Run
+from gradmem.results import Failure, Run
 
 __all__ = [
     "Estimate",
     "MemoryLine",
     "Row",
     "conditions",
+    "failed_lines",
     "leading",
     "memory_lines",
     "seeds_text",
@@ -49,7 +50,8 @@ class Estimate:
         """The mean, ± the half width where there is one; a dash where it is not defined."""
         if math.isnan(self.mean):
             return "–"
-        text = format(self.mean, spec)
+        signed, digits = spec.startswith("+"), spec.lstrip("+")
+        text = format(self.mean, f"+z{digits}" if signed else f"z{digits}")  # no minus before 0
         return text if self.half_width is None else f"{text} ± {self.half_width:{spec.lstrip('+')}}"
 
 
@@ -118,6 +120,20 @@ def summarize(runs: Sequence[Run]) -> list[Row]:
     return [
         Row(group[0].benchmark, name, tuple(group))
         for group, name in zip(members, names, strict=True)
+    ]
+
+
+def failed_lines(failures: Sequence[Failure]) -> list[str]:
+    """Which settings failed and how, a line for each."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        settings = failure.config.get("settings") or {}
+        details = ", ".join(f"{name}={value}" for name, value in settings.items())
+        name = f"{failure.config['benchmark']}, {failure.config['learner']} ({details})"
+        groups.setdefault(name, []).append(failure)
+    return [
+        f"{name}: {len(group)} run{'s' if len(group) > 1 else ''}, {group[0].error.splitlines()[0]}"
+        for name, group in groups.items()
     ]
 
 

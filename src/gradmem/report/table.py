@@ -27,11 +27,12 @@ def terminal_table(rows: Sequence[Row]) -> RenderableType:
     return _Fitted(rows)
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """The same as Markdown, with all columns."""
+def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
+    """The same as Markdown, with all columns, and below what else was tried and failed."""
     lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
     lines += [[_name(row, rows), *_numbers(row).values()] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return text + ("\nFailed:\n\n" + "".join(f"- {line}\n" for line in failed) if failed else "")
 
 
 class _Fitted:

@@ -56,7 +56,9 @@ function axis(title, more = {}) {
 function spread(title, values) {
   const positive = values.filter((value) => value > 0);
   const [least, most] = [Math.min(...positive), Math.max(...positive)];
-  if (positive.length < values.length || most <= 10 * least) return axis(title, { rangemode: "tozero" });
+  if (positive.length < values.length || most <= 10 * least) {
+    return axis(title, { rangemode: "tozero", autorangeoptions: { clipmin: 0 } });
+  }
   const places = [];
   for (let ten = 10 ** Math.floor(Math.log10(least)); ten <= most * 2; ten *= 10) {
     places.push(...(most > 1000 * least ? [ten] : [ten, 2 * ten, 5 * ten]));
@@ -66,20 +68,36 @@ function spread(title, values) {
 
 /** ACC, as wide as its values; all of it for one value, which has no width. */
 function accuracies(values) {
-  return axis("ACC", values.length > 1 ? {} : { range: [0, 1.02] });
+  return axis("ACC", values.length > 1 ? { autorangeoptions: { clipmin: 0, clipmax: 1.02 } } : { range: [0, 1.02] });
 }
 
-function errors(estimates) {
+function errors(estimates, more = {}) {
   const half = estimates.map((estimate) => estimate.half || 0);
-  return { type: "data", array: half, visible: half.some((value) => value > 0), color: INK, thickness: 1.2, width: 3 };
+  return { type: "data", array: half, visible: half.some((value) => value > 0), color: INK, thickness: 1.2, width: 3,
+    ...more };
 }
 
-/** A learner's fill; its second row and so on are paler. */
-function fill(row, look, shades) {
-  const style = look[row.learner];
-  const colour = paler(style.colour, shades[row.place % shades.length]);
+/** What tells a learner's rows from each other. */
+function variant(row, data) {
+  return data.variants[row.place % data.variants.length];
+}
+
+/** A learner's fill; its second row and so on are paler, some with dark lines. */
+function fill(row, data) {
+  const style = data.learners[row.learner];
+  const { shade, ruled } = variant(row, data);
+  const colour = paler(style.colour, shade);
   return { color: colour, line: { color: INK, width: 0.8 },
-    pattern: { shape: style.pattern, fillmode: "overlay", bgcolor: colour, fgcolor: "#fff", size: 7, solidity: 0.28 } };
+    pattern: { shape: ruled ? "|" : style.pattern, fillmode: "overlay", bgcolor: colour,
+      fgcolor: ruled ? INK : "#fff", size: 7, solidity: 0.28 } };
+}
+
+/** Intervals on bars: dark with a white rim, to be seen on any of them. */
+function whiskers(x, estimates, group) {
+  const bare = { type: "scatter", mode: "markers", x, y: estimates.map(({ mean }) => (Number.isNaN(mean) ? null : mean)),
+    marker: { opacity: 0, size: 1 }, hoverinfo: "skip", showlegend: false, legendgroup: group };
+  const rim = errors(estimates, { color: "#fff", thickness: 3.6, width: 4 });
+  return rim.visible ? [{ ...bare, error_y: rim }, { ...bare, error_y: errors(estimates) }] : [];
 }
 
 /** "#rrggbb", the given part of the way to white. */
@@ -88,27 +106,28 @@ function paler(colour, part) {
   return `rgb(${parts.map((value) => Math.round(value + (255 - value) * part)).join(",")})`;
 }
 
-/** A learner's mark; open for its second row, fourth and so on. */
-function mark(row, look, size) {
-  const style = look[row.learner];
-  return { symbol: row.place % 2 ? `${style.symbol}-open` : style.symbol, size, color: style.colour,
-    line: { color: row.place % 2 ? style.colour : INK, width: row.place % 2 ? 1.6 : 0.6 } };
+/** A learner's mark; open, with a dot or both for its second row and so on. */
+function mark(row, data, size) {
+  const style = data.learners[row.learner];
+  const { open, dotted } = variant(row, data);
+  return { symbol: `${style.symbol}${open ? "-open" : ""}${dotted ? "-dot" : ""}`, size: dotted ? size + 1.5 : size,
+    color: style.colour, line: { color: open ? style.colour : dotted ? "#fff" : INK, width: open ? 1.6 : dotted ? 1.2 : 0.6 } };
 }
 
 /** Bars side by side, one for each row in each group: `group.of(row)` is an estimate. */
 function barChart(rows, groups, data, width) {
   const step = Math.min(0.86 / rows.length, 0.2);
-  const traces = rows.map((row, i) => {
+  const traces = rows.flatMap((row, i) => {
     const found = groups.map((group) => group.of(row));
-    return {
-      type: "bar", name: plain(row.label, 44), showlegend: true,
-      x: groups.map((_, g) => g + (i - (rows.length - 1) / 2) * step),
-      y: found.map(({ mean }) => (Number.isNaN(mean) ? null : mean)),
-      width: step * 0.92, marker: fill(row, data.learners, data.shades), error_y: errors(found),
+    const x = groups.map((_, g) => g + (i - (rows.length - 1) / 2) * step);
+    return [{
+      type: "bar", name: plain(row.label, 44), showlegend: true, legendgroup: String(i),
+      x, y: found.map(({ mean }) => (Number.isNaN(mean) ? null : mean)),
+      width: step * 0.92, marker: fill(row, data),
       customdata: groups.map((group, g) =>
-        `${folded(row.name)}<br>${group.name}: ${format(found[g], 3, group.signed)}`),
+        `${folded(row.name)}<br>${group.name}: ${format(found[g], 3, group.signed)}${some(found[g], row)}`),
       hovertemplate: "%{customdata}<extra></extra>",
-    };
+    }, ...whiskers(x, found, String(i))];
   });
   const marks = rows.flatMap((row, i) => groups.map((group, g) => ({
     x: g + (i - (rows.length - 1) / 2) * step, y: group.published ? group.published(row) : undefined,
@@ -120,7 +139,7 @@ function barChart(rows, groups, data, width) {
       customdata: marks.map((one) => one.text + one.y.toFixed(3)), hovertemplate: "%{customdata}<extra></extra>",
       marker: { symbol: "diamond", size: 8, color: "#fff", line: { color: "#000", width: 1.6 } } });
   }
-  const below = layout(width, traces.map((trace) => trace.name));
+  const below = layout(width, traces.filter((trace) => trace.showlegend).map((trace) => trace.name));
   return { traces, layout: { ...below,
     margin: { ...below.margin, b: below.margin.b - 16 },
     barmode: "overlay", // they stand where `x` says
@@ -130,10 +149,15 @@ function barChart(rows, groups, data, width) {
   } };
 }
 
+/** How many of a row's seeds have a number, if not all. */
+function some({ n }, { seeds }) {
+  return n !== undefined && n < seeds ? ` (${n} of ${seeds} seeds)` : "";
+}
+
 /** R, with values on hover, and in the cells where they fit. */
 function heatMap(R, learned, tasks, width) {
   const T = R[0].length;
-  const task = (j) => (tasks[j] ? `task ${j + 1} (${plain(tasks[j])})` : `task ${j + 1}`);
+  const task = (j) => (tasks[j] ? folded(`task ${j + 1} (${tasks[j]})`) : `task ${j + 1}`);
   const after = (i) => (learned && learned[i] !== null && learned[i] !== undefined
     ? task(learned[i]) : `all data, in ${R.length} part${R.length > 1 ? "s" : ""}`);
   const narrow = width < 480; // the scale goes below, where it takes no width from the cells
@@ -151,8 +175,8 @@ function heatMap(R, learned, tasks, width) {
     margin: { l: 46, r: narrow ? 12 : 4, t: 10, b: 48 + (narrow ? 46 : 0) },
     xaxis: axis("tested on task", { range: [0.5, T + 0.5], constrain: "domain", showgrid: false, ...ticks(T),
       fixedrange: true }),
-    yaxis: axis("after learning task", { range: [R.length + 0.5, 0.5], scaleanchor: "x", constrain: "domain",
-      showgrid: false, ...ticks(R.length), fixedrange: true }),
+    yaxis: axis(R.length > 4 ? "after learning task" : "after", { range: [R.length + 0.5, 0.5], scaleanchor: "x",
+      constrain: "domain", showgrid: false, ...ticks(R.length, (i) => learnedName(learned, i)), fixedrange: true }),
   }) };
 }
 
@@ -164,10 +188,15 @@ function written(R, cell) {
     textfont: { size: cell >= 34 ? 12 : 9.5, color: cells.map(([value]) => (value > 0.45 ? "#000" : "#fff")) } };
 }
 
-function ticks(n) {
+/** What was learned before row i of R, in short. */
+function learnedName(learned, i) {
+  return learned[i] === null || learned[i] === undefined ? "all" : String(learned[i] + 1);
+}
+
+function ticks(n, name = (i) => String(i + 1)) {
   const step = n <= 10 ? 1 : n <= 20 ? 2 : Math.ceil(n / 10);
   const values = Array.from({ length: n }, (_, i) => i + 1).filter((i) => (i - 1) % step === 0 || n <= 10);
-  return { tickvals: values, ticktext: values.map(String), zeroline: false };
+  return { tickvals: values, ticktext: values.map((i) => name(i - 1)), zeroline: false };
 }
 
 /** Accuracy over examples observed: `curves` has a name, a row and points for each line. */
@@ -175,8 +204,8 @@ function curveChart(curves, title, data, width) {
   return { traces: curves.map(({ row, points }) => ({
     type: "scatter", mode: "lines+markers", name: plain(row.label, 44),
     x: points.map(([examples]) => examples), y: points.map(([, { mean }]) => mean),
-    line: { color: data.learners[row.learner].colour, width: 2.2, dash: data.dashes[row.place % data.dashes.length] },
-    marker: { ...mark(row, data.learners, 7), maxdisplayed: 14 },
+    line: { color: data.learners[row.learner].colour, width: 2.2, dash: variant(row, data).dash },
+    marker: { ...mark(row, data, 7), maxdisplayed: 14 },
     customdata: points.map(([examples, found]) =>
       `${folded(row.name)}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
     hovertemplate: "%{customdata}<extra></extra>",
@@ -195,7 +224,7 @@ function taskChart(curves, tasks, width, height) {
     line: { color: RAMP[T > 1 ? Math.round(j * (RAMP.length - 1) / (T - 1)) : 0], width: 1.8 },
     marker: { symbol: SYMBOLS[j % SYMBOLS.length], size: 5.5, maxdisplayed: 10 },
     customdata: points.map(([examples, found]) =>
-      `task ${j + 1}${tasks[j] ? ` (${plain(tasks[j])})` : ""}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
+      `${folded(`task ${j + 1}${tasks[j] ? ` (${tasks[j]})` : ""}`)}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
     hovertemplate: "%{customdata}<extra></extra>",
   })), layout: layout(width, T <= 10 ? curves.map((_, j) => `task ${j + 1}`) : [], {
     ...(width < 480 ? {} : { height: Math.max(height, 340) }),
@@ -212,8 +241,8 @@ function memoryChart(lines, data, width) {
     return {
       type: "scatter", mode: "lines+markers", name: plain(name, 44),
       x: rows.map((one) => one.memory), y: rows.map((one) => one.acc.mean), error_y: errors(rows.map((one) => one.acc)),
-      line: { color: data.learners[row.learner].colour, width: 2.2, dash: data.dashes[place % data.dashes.length] },
-      marker: mark(row, data.learners, 9),
+      line: { color: data.learners[row.learner].colour, width: 2.2, dash: variant(row, data).dash },
+      marker: mark(row, data, 9),
       customdata: rows.map((one) =>
         `${folded(one.name)}<br>${one.memory.toLocaleString("en")} examples remembered<br>ACC ${format(one.acc, 3)}`),
       hovertemplate: "%{customdata}<extra></extra>",
@@ -233,7 +262,7 @@ function timeChart(rows, data, width) {
       type: "scatter", mode: "markers", name: plain(learner, 34), showlegend: true,
       x: own.map((row) => row.seconds.mean), y: own.map((row) => row.acc.mean),
       ...(many ? {} : { error_x: errors(own.map((row) => row.seconds)), error_y: errors(own.map((row) => row.acc)) }),
-      marker: { ...mark({ learner, place: 0 }, data.learners, many ? 8 : 11), opacity: many ? 0.75 : 1 },
+      marker: { ...mark({ learner, place: 0 }, data, many ? 8 : 11), opacity: many ? 0.75 : 1 },
       customdata: own.map((row) =>
         `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, 3)}`),
       hovertemplate: "%{customdata}<extra></extra>",

@@ -15,13 +15,13 @@ function estimate(values, t) {
 
 /** The rows that have what was chosen, each with its chosen runs and their estimates. */
 function select(data, chosen) {
-  const words = chosen.find.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = wordsOf(chosen.find, data);
   const views = data.rows.map((row, index) => ({ ...row, index, runs: [] }));
   for (const run of data.runs) {
     if (chosen.seed.has(run.seed)) views[run.row].runs.push(run);
   }
   const kept = views.filter((view) => view.runs.length > 0 && chosen.benchmark.has(view.benchmark)
-    && chosen.learner.has(view.learner) && words.every((word) => described(view).includes(word)));
+    && chosen.learner.has(view.learner) && words.every((has) => has(view)));
   for (const view of kept) {
     for (const key of ["acc", "bwt", "fwt", "seconds"]) {
       view[key] = estimate(view.runs.map((run) => run[key]), data.t);
@@ -31,10 +31,20 @@ function select(data, chosen) {
   return kept;
 }
 
+/** What is searched for, word by word: a whole name=value if some row has it, else any part of a row. */
+function wordsOf(text, data) {
+  return text.toLowerCase().split(/\s+/).filter(Boolean).map((word) =>
+    (data.rows.some((row) => settingsOf(row).includes(word))
+      ? (row) => settingsOf(row).includes(word) : (row) => described(row).includes(word)));
+}
+
 /** Everything about a row that can be searched for. */
 function described(row) {
-  const settings = Object.entries(row.settings).map(([name, value]) => `${name}=${value}`);
-  return [row.benchmark, row.name, ...settings].join(" ").toLowerCase();
+  return [row.benchmark, row.name, ...settingsOf(row)].join(" ").toLowerCase();
+}
+
+function settingsOf(row) {
+  return Object.entries(row.settings).map(([name, value]) => `${name}=${value}`.toLowerCase());
 }
 
 /** At most `limit` rows, in their order: every learner's best ACC, then its second best, … */
@@ -125,17 +135,19 @@ const MEASURES = [
     of: (run) => run.violations ? run.solver_steps / run.violations : null },
 ];
 
-/** Rows with projections, with an estimate for each measure. */
+/** Rows with projections, with an estimate for each measure over the `n` runs where it is defined. */
 function diagnosed(views, data) {
   return views.filter((view) => view.runs.every((run) => run.steps && run.violations !== undefined))
-    .map((view) => ({ ...view, measures: Object.fromEntries(MEASURES.map((measure) =>
-      [measure.key, estimate(view.runs.map(measure.of), data.t)])) }));
+    .map((view) => ({ ...view, measures: Object.fromEntries(MEASURES.map((measure) => {
+      const values = view.runs.map(measure.of).filter((value) => value !== null);
+      return [measure.key, { ...estimate(values, data.t), n: values.length }];
+    })) }));
 }
 
 /** A number and its interval as text, as the tables on the terminal have them. */
 function format({ mean, half }, digits, signed = false) {
   if (Number.isNaN(mean)) return "–";
-  const text = mean.toFixed(digits);
+  const text = mean.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"); // no minus before nothing
   const whole = signed && !text.startsWith("-") ? `+${text}` : text;
   return half === null ? whole : `${whole} ± ${half.toFixed(digits)}`;
 }

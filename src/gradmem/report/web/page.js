@@ -98,7 +98,7 @@ function buildForm() {
   $("#filters form").addEventListener("reset", (event) => {
     event.preventDefault();
     for (const name of FILTERS) state[name] = new Set(known[name]);
-    state.find = "";
+    Object.assign(state, { find: "", row: null, one: "", task: "0" });
     changed();
   });
   for (const name of ["one", "task", "measure"]) {
@@ -178,6 +178,7 @@ function show() {
   showMemory(shown);
   showTime(shown);
   showDiagnostics(shown);
+  for (const link of document.querySelectorAll("nav a")) link.hidden = $(link.getAttribute("href")).hidden;
 }
 
 function byBenchmark(rows) {
@@ -213,7 +214,7 @@ function showTable(rows) {
     const own = row[state.sort];
     return typeof own === "object" ? (Number.isNaN(own.mean) ? -Infinity : own.mean) : own;
   };
-  const compare = (a, b) => (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : value(a) - value(b));
+  const compare = (a, b) => (typeof value(a) === "string" ? value(a).localeCompare(value(b), undefined, { numeric: true }) : value(a) - value(b));
   const table = $("#table");
   for (const body of table.querySelectorAll("tbody")) body.remove();
   for (const [benchmark, members] of byBenchmark(rows)) {
@@ -297,9 +298,9 @@ function fillTable(table, headings, rows) {
       ...others.map((text) => make("td", {}, text))))));
 }
 
-/** Say so where a section shows some rows of many. */
-function limited(section, groups) {
-  const most = Math.max(...[...groups.values()].map((members) => members.length));
+/** Say so where a section shows some rows of many; all of them, if `all`. */
+function limited(section, groups, all = false) {
+  const most = all ? 0 : Math.max(...[...groups.values()].map((members) => members.length));
   const left = groups.size - PANELS;
   const text = [];
   if (most > LIMIT) {
@@ -365,7 +366,7 @@ function showDetail(rows) {
   draw($("#matrix"), map);
   const T = R[0].length;
   fillTable($("#matrix-table"), ["after \\ on", ...R[0].map((_, j) => String(j + 1))],
-    R.map((row, i) => [String(i + 1), ...row.map((value) => (value === null ? "–" : value.toFixed(4)))]));
+    R.map((row, i) => [learnedName(learned, i), ...row.map((value) => (value === null ? "–" : value.toFixed(4)))]));
   const curves = R[0].map((_, task) => meanCurve(view, runs, task, DATA));
   $("#tasks-caption").textContent = T > 1 ? `Its ${T} tasks as they are learned, the first one darkest` : "Its task as it is learned";
   draw($("#tasks"), taskChart(curves, tasks, $("#tasks").clientWidth, map.layout.height));
@@ -415,7 +416,8 @@ function showMemory(rows) {
   $("#memory .about").textContent = found.length === 0
     ? "Nothing to show: none of the learners chosen was run with different memories."
     : `Learners with different memories, all else equal.${most > LIMIT
-      ? ` Of up to ${most} lines a benchmark, ${LIMIT} are drawn: every learner’s best.` : ""}`;
+      ? ` Of up to ${most} lines a benchmark, ${LIMIT} are drawn: every learner’s best.` : ""}${groups.size > PANELS
+      ? ` ${groups.size - PANELS} more benchmarks are not drawn.` : ""}`;
   panels("memory", groups, (members, width) => {
     const drawn = leading(members, LIMIT);
     return {
@@ -429,7 +431,9 @@ function showMemory(rows) {
 }
 
 function showTime(rows) {
-  panels("time", byBenchmark(rows.filter((row) => !Number.isNaN(row.seconds.mean))), (members, width) => ({
+  const groups = byBenchmark(rows.filter((row) => !Number.isNaN(row.seconds.mean)));
+  limited("time", groups, true);
+  panels("time", groups, (members, width) => ({
     ...timeChart(members, DATA, width),
     label: `ACC against seconds on ${members[0].benchmark}; the summary table has the values`,
   }));
@@ -451,7 +455,7 @@ function showDiagnostics(rows) {
   }));
   fillTable($("#diagnostics-table"), ["learner", ...MEASURES.map(({ name }) => name)], found.map((row) =>
     [groups.size > 1 ? `${row.benchmark}, ${row.name}` : row.name,
-      ...MEASURES.map(({ key: own }) => format(row.measures[own], 3))]));
+      ...MEASURES.map(({ key: own }) => format(row.measures[own], 3) + some(row.measures[own], row))]));
 }
 
 // ---- begin
