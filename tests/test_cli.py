@@ -62,6 +62,30 @@ def test_compare_and_report_make_one_table_and_pictures(tmp_path):
     assert str(tmp_path / "again" / "report.html") in said
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "a[red]x:smile:"])
+def test_a_folder_may_look_like_markup(name, tmp_path):
+    size = ["--benchmark", "mnist-rotations", *TINY]
+    said = gradmem("run", *size, "--learner", "single", "--out", tmp_path / name)
+    assert f"Written: {tmp_path / name / 'result.json'}" in said
+
+
+def test_a_terminal_that_lacks_letters_costs_nothing(tmp_path, monkeypatch):
+    for seed in range(2):
+        write_run(tmp_path / f"{seed}", seed=seed)
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    gradmem("report", tmp_path)
+    assert "±" in (tmp_path / "table.md").read_text("utf-8")
+    gradmem("paper", "--help")
+
+
+def test_a_run_looks_at_its_own_folder_only(tmp_path):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "result.json").write_text("{")
+    size = ["--benchmark", "mnist-rotations", *TINY]
+    assert "Written" in gradmem("run", *size, "--learner", "single", "--out", tmp_path)
+
+
 def test_report_says_which_runs_do_not_count(tmp_path):
     for name in ("a", "copy", "damaged"):
         write_run(tmp_path / name)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gradmem.data import load_mnist
 from gradmem.learners import LEARNERS
-from gradmem.paper.kept import keep, load
+from gradmem.paper.kept import keep, kind_of_data, load
 from gradmem.paper.numbers import Number, numbers, second_values
 from gradmem.paper.page import page_text
 from gradmem.paper.plan import (
@@ -24,7 +25,8 @@ from gradmem.recipes import RECIPES
 from gradmem.results import write_json
 from gradmem.sweep import InTurn
 
-from .papers import GEM, MNIST, TINY, keep_like_published, paper, started
+from .papers import GEM, MNIST, TINY, keep_like_published, made_up, paper, started
+from .test_data import idx
 
 # What was published --------------------------------------------------------------------------
 
@@ -327,6 +329,33 @@ def test_fewer_seeds_or_a_trial_do_not_replace_what_is_kept(tmp_path):
     for seeds, data in ((2, None), (5, "sample")):
         keep_like_published(tmp_path, [GEM], seeds=seeds, data=data)
         assert kept() == (3, False)
+
+
+def test_data_that_are_not_the_papers_make_a_trial(tmp_path):
+    digits = load_mnist("sample")
+    for name, part in (("train", "train"), ("t10k", "test")):
+        x, y = (getattr(digits, f"{part}_{which}").numpy() for which in "xy")
+        (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(idx(x.shape, x.tobytes()))
+        (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(idx(y.shape, bytes(y.tolist())))
+    assert kind_of_data("mnist-rotations", "sample") == "sample"
+    kind = kind_of_data("mnist-rotations", str(tmp_path))
+    assert kind == "other"
+    runs = [(made_up(GEM, 0, np.full((20, 20), 0.5), np.full(20, 0.1)), True)]
+    keep(tmp_path / "kept", GEM, runs, "gradmem paper", kind)
+    assert load(tmp_path / "kept")[GEM].is_trial
+
+
+@pytest.mark.parametrize("name", ["mnist-rotations-gem.json", "grid-mnist-rotations.json"])
+@pytest.mark.parametrize("content", ["{}", "{", "[]"])
+def test_a_damaged_file_is_named_before_anything_is_run(
+    name, content, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / name).write_text(content)
+    size = ["--data", "sample", "--tasks", 2, "--examples", 20, "--seeds", 1]
+    where = ["--out", tmp_path / "out", "--keep", tmp_path]
+    assert paper(monkeypatch, "table-1", *size, *where) == 2
+    assert f"{name} is no kept" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path):

@@ -11,6 +11,7 @@ import torch
 import gradmem as gm
 from gradmem.data import cifar, load_cifar100
 from gradmem.data.archive import read_members
+from gradmem.paper.kept import kind_of_data
 from tests.cifar import python2_pickle
 from tests.memory import growth, measured
 
@@ -55,6 +56,10 @@ def test_real_cifar_is_what_it_is_known_to_be(images):
     # the mean colour that everybody's normalisation uses
     mean = images.train_x.numpy().mean((0, 2, 3)) / 255
     assert mean == pytest.approx([0.5071, 0.4865, 0.4409], abs=1e-4)
+
+
+def test_the_papers_data_are_known_by_their_test_set(folder):
+    assert kind_of_data("cifar100-incremental", str(folder)) == "whole"
 
 
 @pytest.mark.skipif(not ARCHIVE, reason="needs the archive")

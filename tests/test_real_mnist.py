@@ -5,6 +5,7 @@ import os
 import pytest
 
 import gradmem as gm
+from gradmem.paper.kept import kind_of_data
 from tests.memory import growth, measured
 
 pytestmark = pytest.mark.skipif(
@@ -18,6 +19,7 @@ def test_twenty_tasks_stay_under_a_gigabyte(benchmark):
     """The whole process: 20 × 11,000 images, the 70,000 they come from, and torch itself."""
     code = f"""
 import gradmem as gm
+from gradmem.paper.kept import kind_of_data
 continuum = gm.{benchmark}()
 assert continuum.n_examples == 20_000 and len(continuum) == 2_000
 assert [len(test) for test in continuum.tests.values()] == [10_000] * 20
@@ -37,3 +39,7 @@ def test_gem_learns_and_keeps_the_first_tasks_of_the_paper(benchmark, least):
     assert gem.bwt > -0.05
     assert gem.acc > single.acc + 0.02
     assert gem.bwt > single.bwt
+
+
+def test_the_papers_data_are_known_by_their_test_set():
+    assert kind_of_data("mnist-permutations", None) == "whole"

@@ -64,6 +64,37 @@ def test_the_same_experiment_may_run_again_but_not_over_another(tmp_path):
     assert (tmp_path / "config.json").read_text() == before
 
 
+def test_a_result_that_is_replaced_is_not_taken_for_the_new_ones(tmp_path):
+    """Also if the new run is never finished."""
+    finished(tmp_path)
+    RunFolder(tmp_path, Experiment("mnist-rotations", "ewc", data="sample")).open(overwrite=True)
+    with pytest.raises(ValueError, match="no finished run"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("result.json", {"R": []}, "no matrix of numbers for R"),
+        ("result.json", {"R": [[0.1, None]]}, "no matrix of numbers for R"),
+        ("result.json", {"R": [[0.1, 0.2], [0.3]]}, "no matrix of numbers for R"),
+        ("result.json", {"acc": "abc"}, "no number for acc"),
+        ("result.json", {"curves": None}, "no learning curves"),
+        ("result.json", {"curves": {}}, "no learning curves"),
+        ("config.json", {"settings": None}, "settings that are no dictionary"),
+    ],
+)
+def test_a_file_with_wrong_contents_is_left_out(file, change, says, tmp_path):
+    for name in ("good", "bad"):
+        write_run(tmp_path / name)
+    path = tmp_path / "bad" / file
+    write_json(path, json.loads(path.read_text()) | change)
+    said = []
+    (run,) = find_runs([tmp_path], lambda folder, why: said.append((folder.name, why)))
+    assert run.folder.name == "good"
+    assert said == [("bad", f"{file} has {says}")]
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_json(path, {"acc": 1})

@@ -286,6 +286,12 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
         (["nowhere", "--held-out", "0.2"], "--benchmark is missing"),
         (["--benchmark", "mnist-rotations", "--seeds", "0"], "--seeds must be at least 1"),
         (
+            ["--benchmark", "mnist-rotations", "--final-seeds", "0"],
+            "--final-seeds must be at least",
+        ),
+        (["--benchmark", "mnist-rotations", "--first-tasks", "1"], "--first-tasks goes with"),
+        (["--benchmark", "mnist-rotations", "--out", "README.md/x"], "--out must be a folder"),
+        (
             ["--benchmark", "mnist-rotations", "--select", "first-tasks", "--tasks", "2"],
             "--first-tasks must be at most --tasks, 2, got 3",
         ),

@@ -28,6 +28,7 @@ __all__ = [
     "find_failures",
     "find_runs",
     "newest",
+    "read_run",
     "write_json",
     "write_whole",
 ]
@@ -110,6 +111,9 @@ class RunFolder:
         """Make the folder, unless it already holds the result of something else."""
         self.check(overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
+        if overwrite:  # what is replaced must not be taken for this experiment's
+            for name in ("result.json", "partial.json"):
+                (self.path / name).unlink(missing_ok=True)
         write_json(self.path / "config.json", self.experiment.config())
 
     def save_partial(self, result: Result) -> None:
@@ -185,19 +189,32 @@ def find_runs(
                 continue
             seen.add(folder.resolve())
             try:
-                config = _read(folder / "config.json", IN_CONFIG)
-                result = _read(folder / "result.json", IN_RESULT)
-                _check_matrix(result["R"])
+                runs.append(read_run(folder))
             except ValueError as error:
                 if on_damaged is None:
                     raise ValueError(f"{folder} is not a run's folder: {error}") from error
                 on_damaged(folder, str(error))
-            else:
-                runs.append(Run(folder, config, result))
     if not runs:
         kind = "finished run that can be read" if seen else "finished run (result.json)"
         raise ValueError(f"no {kind} in {', '.join(map(str, roots))}")
     return runs
+
+
+def read_run(folder: Path) -> Run:
+    """The finished run in a folder; ValueError says what is wrong with its files."""
+    config = _read(folder / "config.json", IN_CONFIG)
+    result = _read(folder / "result.json", IN_RESULT)
+    if not isinstance(config.get("settings", {}), dict):
+        raise ValueError("config.json has settings that are no dictionary")
+    for name in ("acc", "bwt", "fwt", "seconds"):
+        if not isinstance(result[name], int | float | None):
+            raise ValueError(f"result.json has no number for {name}")
+    curves = result["curves"]
+    if not isinstance(curves, dict) or not {"examples", "accuracy"} <= set(curves):
+        raise ValueError("result.json has no learning curves")
+    for name, matrix in (("R", result["R"]), ("curves", curves["accuracy"])):
+        _check_matrix(name, matrix)
+    return Run(folder, config, result)
 
 
 def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
@@ -226,11 +243,11 @@ def newest(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if last[_config_text(run)] is run]
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, option: str = "--out") -> None:
     """Refuse a path for results that is a file or leads through one."""
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
-            raise ValueError(f"--out must be a folder, {part} is a file")
+            raise ValueError(f"{option} must be a folder, {part} is a file")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -270,13 +287,13 @@ def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _check_matrix(R: Any) -> None:
+def _check_matrix(name: str, values: Any) -> None:
     try:
-        matrix = np.array(R, dtype=np.float64)
+        matrix = np.array(values, dtype=np.float64)
     except (ValueError, TypeError):
         matrix = np.empty(0)
     if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-        raise ValueError("result.json has an R that is no matrix of numbers")
+        raise ValueError(f"result.json has no matrix of numbers for {name}")
 
 
 def _config_text(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from gradmem import __version__
 from gradmem.benchmarks import BENCHMARKS
-from gradmem.cli.options import names_in
+from gradmem.cli.options import names_in, say
 from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
 from gradmem.cli.sweep import sweep
@@ -30,7 +31,15 @@ from gradmem.report import (
     terminal_table,
     write_page,
 )
-from gradmem.results import RunFolder, check_folder, find_failures, find_runs, newest
+from gradmem.results import (
+    RunFolder,
+    check_folder,
+    find_failures,
+    find_runs,
+    newest,
+    read_run,
+    write_whole,
+)
 from gradmem.tensorboard import TensorBoardLog
 from gradmem.validation import one_of
 
@@ -249,8 +258,8 @@ def run_command(
     folder = out or Path("runs", benchmark, f"{learner}-seed{seed}")
     with Display(console) as display:
         _run(experiment, folder, display, overwrite, tensorboard)
-    console.print(terminal_table(summarize(find_runs([folder]))))
-    console.print(f"Written: {folder / 'result.json'}", highlight=False, soft_wrap=True)
+    console.print(terminal_table(summarize([read_run(folder)])))
+    say(console, f"Written: {folder / 'result.json'}")
 
 
 @app.command()
@@ -351,7 +360,7 @@ def data_command(
         one_of("--set", which, ("mnist", "cifar100"))
     ]
     images = load(data)
-    console.print(f"{which}: {images}\nfrom {images.source}", highlight=False, soft_wrap=True)
+    say(console, f"{which}: {images}\nfrom {images.source}")
 
 
 app.command()(sweep)
@@ -360,6 +369,9 @@ app.command()(paper)
 
 def main() -> None:
     """Run the command; what the user can put right is one line, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter
     try:
         app()
     except (ValueError, TypeError, DataError, FloatingPointError, OSError) as error:
@@ -418,7 +430,7 @@ def _run(
         display.fail("interrupted")
         known = folder / "partial.json"
         where = f"The tasks finished so far are in {known}." if known.exists() else ""
-        display.console.print(f"Interrupted. {where}", highlight=False, soft_wrap=True)
+        say(display.console, f"Interrupted. {where}")
         raise
     finally:
         if log is not None:
@@ -437,20 +449,20 @@ def _report(runs: list[Path], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     failed = failed_lines(find_failures(runs))
     table = out / "table.md"
-    table.write_text(markdown_table(rows, failed), "utf-8")
+    write_whole(table, markdown_table(rows, failed))
     written = [write_page(rows, out / "report.html", failed), table, *draw_pictures(rows, out)]
     console.print(terminal_table(rows))
     if failed:
         more = f"\n  and {len(failed) - 5} more" if len(failed) > 5 else ""
         lines = "".join(f"\n  {line}" for line in failed[:5]) + more
-        console.print(f"Failed:{lines}", highlight=False, markup=False, soft_wrap=True)
-    console.print("Written:", highlight=False)
+        say(console, f"Failed:{lines}")
+    say(console, "Written:")
     for path in written:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        say(console, f"  {path}")
 
 
 def _left_out(what: Path | str, why: str) -> None:
-    console.print(f"Left out: {what} ({why})", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"Left out: {what} ({why})")
 
 
 def _order(text: str | None) -> str | tuple[int, ...] | None:

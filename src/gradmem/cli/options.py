@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
+from gradmem.paper.plan import SAMPLE
 
 __all__ = [
     "STREAM",
@@ -15,7 +20,9 @@ __all__ = [
     "ExamplesOption",
     "RetryFailedOption",
     "TasksOption",
+    "lasting",
     "names_in",
+    "say",
 ]
 
 #: Headings in a command's help.
@@ -49,3 +56,15 @@ RetryFailedOption = Annotated[
 def names_in(text: str) -> list[str]:
     """Names with commas between them, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is: paths may look like markup."""
+    console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def lasting(data: str | None) -> str | None:
+    """`--data` for runs that may be gone on with from another folder."""
+    if data is None or data == SAMPLE or not Path(data).expanduser().exists():
+        return data
+    return os.path.abspath(Path(data).expanduser())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +18,18 @@ from gradmem.cli.options import (
     ExamplesOption,
     RetryFailedOption,
     TasksOption,
+    lasting,
     names_in,
+    say,
 )
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.paper.compare import compare
-from gradmem.paper.kept import keep, load
+from gradmem.paper.kept import keep, kind_of_data, load
 from gradmem.paper.numbers import numbers
 from gradmem.paper.page import summary, write_reproduction
-from gradmem.paper.plan import BENCHMARKS, LEARNERS, PARTS, Conditions, Setting, settings_of
+from gradmem.paper.plan import BENCHMARKS, LEARNERS, OTHER, PARTS, Conditions, Setting, settings_of
 from gradmem.paper.runs import Made, Timed, executor_for, make_runs
-from gradmem.paper.search import keep_search, search
+from gradmem.paper.search import keep_search, load_searches, search
 from gradmem.results import check_folder
 from gradmem.validation import one_of, positive_int
 
@@ -121,17 +124,24 @@ def paper(
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
-    conditions = Conditions(data, device, precision, tasks, examples)
+    conditions = Conditions(lasting(data), device, precision, tasks, examples)
     settings = settings_of(chosen, names, who)
     if not settings:
         of = f" of {', '.join(who)}" if learners else ""
         raise ValueError(f"{', '.join(chosen)} has nothing{of} on {', '.join(names)}")
     command = _command(chosen, names, who, seeds, conditions, grid)
     keep_in = kept_in or out / "kept"
+    check_folder(keep_in, "--keep")
+    if keep_in.exists():
+        load(keep_in), load_searches(keep_in)  # what is damaged is found before anything is run
     executor = executor_for(conditions, workers)
+    kinds = {name: kind_of_data(name, data) for name in names}
+    for name, kind in kinds.items():
+        if kind == OTHER:
+            _say(f"{name}: other data than the paper's, so that nothing is compared.")
 
     def keep_runs(setting: Setting, runs: Timed) -> None:
-        keep(keep_in, setting, runs, command)
+        keep(keep_in, setting, runs, command, kinds[setting.benchmark])
 
     with SweepDisplay(console) as display:
         try:
@@ -146,13 +156,15 @@ def paper(
                 on_finished=keep_runs,
             )
             for setting, runs in made.runs.items():
-                if keep(keep_in, setting, runs, command) is None:
+                if keep(keep_in, setting, runs, command, kinds[setting.benchmark]) is None:
                     display.say(
-                        f"{keep_in}: {setting.slug} stays, with more seeds or tasks than these."
+                        f"{keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
+                        "trial."
                     )
             for name in names if grid else ():
                 done = search(out, name, conditions, seeds, executor, retry_failed, display)
-                keep_search(keep_in, name, done, conditions, command)
+                of_kind = replace(conditions, data=kinds[name])
+                keep_search(keep_in, name, done, of_kind, command)
         except KeyboardInterrupt:
             display.stop()
             _say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
@@ -179,7 +191,7 @@ def _tell_failures(made: Made) -> None:
 
 
 def _say(line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(console, line)
 
 
 def _parts(names: list[str]) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from gradmem.cli.options import say
 from gradmem.protocol import Progress
 
 __all__ = ["Display"]
@@ -44,7 +46,7 @@ class Display:
         self.name = name
         self.bar = self.bars.add_task(name, total=None, facts="reading data")
         if not self.live:
-            self.console.print(name)
+            say(self.console, name)
 
     def update(self, progress: Progress) -> None:
         """The run has got this far."""
@@ -55,13 +57,13 @@ class Display:
         row_added = progress.partial is not None
         fifth = max(1, progress.n_tasks // 5)
         if not self.live and row_added and (progress.task + 1) % fifth == 0:
-            self.console.print(f"  {facts}", highlight=False)
+            say(self.console, f"  {facts}")
 
     def fail(self, reason: str) -> None:
         """The run ended without a result."""
-        self.bars.update(self.bar, facts=f"[red]failed: {reason}")
+        self.bars.update(self.bar, facts=f"[red]failed: {escape(reason)}")
         if not self.live:
-            self.console.print(f"  failed: {reason}", highlight=False)
+            say(self.console, f"  failed: {reason}")
 
 
 def describe(progress: Progress) -> str:

@@ -19,12 +19,15 @@ from gradmem.cli.options import (
     ExamplesOption,
     RetryFailedOption,
     TasksOption,
+    lasting,
     names_in,
+    say,
 )
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.machine import cores
 from gradmem.paper import grids
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.results import check_folder, write_whole
 from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Sweep, run_sweep
 from gradmem.sweep.plan import FIRST_FINAL_SEED
 from gradmem.validation import one_of, positive_int
@@ -120,8 +123,14 @@ def sweep(
     """
     if folder is not None and out is not None and folder != out:
         raise ValueError(f"a sweep has one folder, got {folder} and --out {out}")
+    if where_out := out or folder:
+        check_folder(where_out)
+    if first_tasks is not None and select != "first-tasks":
+        raise ValueError("--first-tasks goes with --select first-tasks")
+    if held_out is not None and select == "test-as-published":
+        raise ValueError("--held-out does not go with --select test-as-published")
     common = {
-        "data": data,
+        "data": lasting(data),
         "n_tasks": tasks,
         "examples_per_task": examples,
         "batch_size": batch_size,
@@ -140,7 +149,9 @@ def sweep(
             grids={name: _grid(grid or "paper", name, learners) for name in names},
             seeds=tuple(range(n)),
             select=mode,
-            final_seeds=_final_seeds(mode, n if final_seeds is None else final_seeds),
+            final_seeds=_final_seeds(
+                mode, n if final_seeds is None else positive_int("--final-seeds", final_seeds)
+            ),
             held_out=0.1 if held_out is None else held_out,
             first_tasks=3 if first_tasks is None else first_tasks,
             common=asked,
@@ -155,36 +166,34 @@ def sweep(
             done = run_sweep(where, plan, _executor(workers, where, plan), retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
-            console.print(
-                f"Stopped after {display.done} runs, which are kept. `gradmem sweep {where}` "
-                "goes on.",
-                highlight=False,
-                soft_wrap=True,
-            )
+            planned = (where / "sweep.json").exists()
+            again = f"`gradmem sweep {where}`" if planned else "The same command"
+            say(console, f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
 
 
 def _report(done: Finished, where: Path) -> None:
     if done.failed:
-        console.print(f"{len(done.failed)} runs failed:", highlight=False)
+        n = len(done.failed)
+        say(console, "1 run failed:" if n == 1 else f"{n} runs failed:")
         for run, error in done.failed[:5]:
-            console.print(f"  {run.key}: {error}", highlight=False, markup=False, soft_wrap=True)
-        if len(done.failed) > 5:
-            console.print(f"  and {len(done.failed) - 5} more (failure.json)", highlight=False)
-        console.print("Settings that failed are not chosen. --retry-failed tries them again.")
+            say(console, f"  {run.key}: {error}")
+        if n > 5:
+            say(console, f"  and {n - 5} more (failure.json)")
+        say(console, "Settings that failed are not chosen. --retry-failed tries them again.")
     if not done.runs:
         raise FloatingPointError("no setting finished with all seeds")
     rows = summarize(done.runs)
     folder = where / "report"
     folder.mkdir(exist_ok=True)
     table = folder / "table.md"
-    table.write_text(markdown_table(rows))
+    write_whole(table, markdown_table(rows))
     draw_pictures(rows, folder)
     console.print(choices_table(done.choices, "chosen"))
     console.print(terminal_table(rows))
     for path in (where / "chosen.json", table):
-        console.print(f"Written: {path}", highlight=False, soft_wrap=True)
+        say(console, f"Written: {path}")
 
 
 def _executor(workers: int | None, where: Path, plan: Sweep | None) -> Executor:

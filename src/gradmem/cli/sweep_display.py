@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from gradmem.cli.options import say
 from gradmem.sweep import Choice, Event
 
 __all__ = ["SweepDisplay", "choices_table"]
@@ -89,7 +90,7 @@ class SweepDisplay:
 
     def say(self, line: str) -> None:
         """Print a line as it is."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, line)
 
 
 def choices_table(best: list[Choice], what: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -11,15 +12,24 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.data import load_cifar100, load_mnist
 from gradmem.metrics import transfer_metrics
-from gradmem.paper.plan import SAMPLE, Conditions, Setting
+from gradmem.paper.plan import OTHER, SAMPLE, Conditions, Setting
 from gradmem.report import Row
 from gradmem.results import Run, write_whole
 
-__all__ = ["Kept", "keep", "load"]
+__all__ = ["Kept", "keep", "kind_of_data", "load"]
 
 #: Accuracies are kept with so many digits: MNIST's test sets have 10,000 images.
 DIGITS = 4
+
+WHOLE = "whole"
+
+#: SHA-256 of the images and labels of the paper's test sets.
+TEST_SETS = {
+    "mnist": "a0863a96c44e5666edbb30c4071ee79ca0514c621e6349c5967fc78e7305c891",
+    "cifar100": "9f0797cda23af3231dce0cca7e8d619c0607f6bb8ca05e9b95ff23e4d044c600",
+}
 
 #: What a file says once for all its runs, taken from their config.
 COMMON = ("epochs", "shuffled", "n_tasks", "examples_per_task", "batch_size", "device")
@@ -51,6 +61,7 @@ def keep(
     setting: Setting,
     runs: Sequence[tuple[Run, bool]],
     command: str,
+    data: str | None = None,
 ) -> Path | None:
     """Write a setting's file, in place of one that rests on no more seeds.
 
@@ -64,6 +75,8 @@ def keep(
         Its runs, each with whether it had the machine to itself.
     command
         What was typed.
+    data
+        What the data are, if that is known (see `kind_of_data`).
 
     Returns
     -------
@@ -72,7 +85,7 @@ def keep(
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"{setting.slug}.json"
-    before = _read(path) if path.exists() else None
+    before = _read_named(path) if path.exists() else None
     first = runs[0][0]
     machines = [*{json.dumps(run.result["versions"]): None for run, _ in runs}]
     about = {
@@ -82,7 +95,7 @@ def keep(
         "settings": first.config["settings"],
         **{name: first.config[name] for name in COMMON},
         # Where the data lie is nobody's business.
-        "data": SAMPLE if first.config["data"] == SAMPLE else "whole",
+        "data": data or (SAMPLE if first.config["data"] == SAMPLE else WHOLE),
         "command": command,
         "machines": [json.loads(machine) for machine in machines],
         "examples": first.result["curves"]["examples"],
@@ -111,12 +124,21 @@ def load(folder: str | os.PathLike[str]) -> dict[Setting, Kept]:
     for file in sorted(Path(folder).glob("*.json")):
         if file.name.startswith("grid-"):
             continue
-        try:
-            kept = _read(file)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} is no kept result: {error!r}") from error
+        kept = _read_named(file)
         found[kept.setting] = kept
     return found
+
+
+def kind_of_data(benchmark: str, data: str | None) -> str:
+    """Whether these are the data that the paper used: "whole", "sample", or "other"."""
+    if data == SAMPLE:
+        return SAMPLE
+    mnist = benchmark.startswith("mnist")
+    images = load_mnist(data) if mnist else load_cifar100(data)
+    hashed = hashlib.sha256()
+    for part in (images.test_x, images.test_y):
+        hashed.update(part.contiguous().numpy().data)
+    return WHOLE if hashed.hexdigest() == TEST_SETS["mnist" if mnist else "cifar100"] else OTHER
 
 
 def _is_trial(about: dict[str, Any]) -> bool:
@@ -126,6 +148,13 @@ def _is_trial(about: dict[str, Any]) -> bool:
 
 def _rank(about: dict[str, Any], seeds: int) -> tuple[bool, int]:
     return not _is_trial(about), seeds
+
+
+def _read_named(file: Path) -> Kept:
+    try:
+        return _read(file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{file} is no kept result: {error!r}") from error
 
 
 def _read(file: Path) -> Kept:

@@ -13,6 +13,7 @@ from gradmem.validation import one_of, positive_int
 __all__ = [
     "BENCHMARKS",
     "LEARNERS",
+    "OTHER",
     "PARTS",
     "SAMPLE",
     "SHUFFLED",
@@ -33,8 +34,8 @@ LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name 
 
 N_TASKS = 20
 
-#: The bundled data, too few for the paper's numbers.
-SAMPLE = "sample"
+#: The bundled data, too few for the paper's numbers; data that are not the paper's.
+SAMPLE, OTHER = "sample", "other"
 
 #: Table 3's first row.
 SHUFFLED = "single, shuffled data"
@@ -96,7 +97,7 @@ class Conditions:
         """Whether runs are smaller than the paper's, so that there is nothing to compare."""
         size = self.common(benchmark)
         known = (N_TASKS, BENCHMARKS[benchmark])
-        return (size["n_tasks"], size["examples_per_task"]) != known or self.data == SAMPLE
+        return (size["n_tasks"], size["examples_per_task"]) != known or self.data in (SAMPLE, OTHER)
 
     def common(self, benchmark: str) -> dict[str, Any]:
         """The fields of `Experiment` that these conditions decide."""

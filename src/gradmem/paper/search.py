@@ -101,4 +101,14 @@ def keep_search(
 def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The searches kept in a folder."""
     files = sorted(Path(folder).glob("grid-*.json"))
-    return [json.loads(file.read_text("utf-8")) for file in files]
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        for name in ("benchmark", "command", "trial", "machine", "choices"):
+            found[name]  # what every file has
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no kept search: {error!r}") from error
+    return found

@@ -20,7 +20,7 @@ from typing import Any
 
 from gradmem.experiment import Experiment
 from gradmem.protocol import Result
-from gradmem.results import Run, RunFolder, find_runs, write_json
+from gradmem.results import Run, RunFolder, read_run, write_json
 from gradmem.sweep.plan import Sweep
 
 __all__ = ["Store"]
@@ -61,10 +61,9 @@ class Store:
         if not file.exists():
             raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
         try:
-            value = json.loads(file.read_text())
-        except ValueError as error:
+            return Sweep.from_json(json.loads(file.read_text("utf-8")))
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from None
-        return Sweep.from_json(value)
 
     def folder(self, key: str) -> Path:
         return self.path / "runs" / key
@@ -81,13 +80,21 @@ class Store:
     def run(self, key: str) -> Run:
         """A finished run."""
         try:
-            return find_runs([self.folder(key)])[0]
+            return read_run(self.folder(key))
         except ValueError as error:
-            raise ValueError(f"{error}. Delete that folder, and its run is made again") from error
+            raise ValueError(
+                f"{self.folder(key)} is not a run's folder: {error}. Delete it, and its run is "
+                "made again"
+            ) from error
 
     def failure(self, key: str) -> dict[str, Any]:
         """What is known of a run that failed: type, message, traceback."""
-        return json.loads((self.folder(key) / "failure.json").read_text())  # type: ignore[no-any-return]
+        unknown = {"type": "Error", "message": "unknown, failure.json cannot be read"}
+        try:
+            found = json.loads((self.folder(key) / "failure.json").read_text("utf-8"))
+        except ValueError:
+            return unknown
+        return unknown | found if isinstance(found, dict) else unknown
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
