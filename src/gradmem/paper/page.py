@@ -114,9 +114,12 @@ def summary(comparisons: Sequence[Comparison], cells: Sequence[Cells] = ()) -> s
     inside, outside = (sum(c.mark == mark for c in scores) for mark in (INSIDE, OUTSIDE))
     known = sum(bool(c.why) for c in scores)
     possible = sum(bool(c.perhaps) and not c.why for c in scores)
+    what, compared = "values of ACC, BWT and FWT", inside + outside
+    some = f"Of the paper's {len(scores)} {what}, {compared} have been compared"
+    whole = f"All {len(scores)} {what} in the paper have been compared"
     lines = [
-        f"Of the paper's {len(scores)} values of ACC, BWT and FWT, {inside + outside} have been "
-        f"compared: **{inside} are inside the 95% interval for one more run, {outside} outside**"
+        f"{whole if compared == len(scores) else some}: **{inside} are inside the 95% interval "
+        f"for one more run, {outside} outside**"
         + (f" ({known} of them for a known reason, {possible} for a possible one)" * bool(outside))
         + "."
     ]
@@ -127,11 +130,11 @@ def summary(comparisons: Sequence[Comparison], cells: Sequence[Cells] = ()) -> s
         TRIAL: "been run only in a trial, smaller than the paper's, and are not compared",
     }
     lines += [f"{n} have {texts[mark]}." for mark, n in rest.items() if n]
-    compared = [c for c in cells if not c.mark]
-    if compared:
-        hits, total = sum(c.inside for c in compared), sum(c.cells for c in compared)
+    run = [c for c in cells if not c.mark]
+    if run:
+        hits, total = sum(c.inside for c in run), sum(c.cells for c in run)
         lines.append(
-            f"Of the {total:,} accuracies in the {len(compared)} matrices of Appendix B that were "
+            f"Of the {total:,} accuracies in the {len(run)} matrices of Appendix B that were "
             f"run again, {hits:,} ({hits / total:.1%}) are inside."
         )
     timed = [c for c in times if c.mark in (INSIDE, OUTSIDE)]

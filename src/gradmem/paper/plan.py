@@ -13,6 +13,7 @@ from gradmem.validation import one_of, positive_int
 __all__ = [
     "BENCHMARKS",
     "LEARNERS",
+    "N_TASKS",
     "OTHER",
     "PARTS",
     "SAMPLE",

@@ -204,7 +204,8 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
             "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
             "out of the training sets and then run on the test sets with other seeds; the paper "
             "chose by the test sets. A setting failed if a run of it did not finish, most often "
-            "because the loss did not stay finite."
+            "because the loss did not stay finite. The column before the last has the runs of the "
+            "tables above, with seeds and a machine of their own."
             + (" This one is a trial, smaller than the paper's." if trial else ""),
             table(headings, rows),
             *made,
@@ -226,12 +227,17 @@ def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
         size = f", {about['n_tasks']} tasks of {about['examples_per_task']}" if one.is_trial else ""
         machines = dict.fromkeys(machine_text(machine, about) for machine in about["machines"])
         made.setdefault((about["command"], "; ".join(machines)), []).append(
-            [f"{setting_text(setting)}{size}", str(one.seeds), settings_text(about["settings"])]
+            [
+                f"{setting_text(setting)}{size}",
+                str(one.seeds),
+                measured(one.row.estimate("acc"), ".3f"),
+                settings_text(about["settings"]),
+            ]
         )
     lines = ["## What was run"]
     for (command, machines_used), rows in made.items():
         lines.append(f"`{command}` on {machines_used}:")
-        lines.append(table(["setting", "seeds", "settings"], rows))
+        lines.append(table(["setting", "seeds", "ACC", "settings"], rows))
     return "\n\n".join(lines if made else [*lines, "Nothing yet."])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradmem.paper.numbers import Number
-from gradmem.paper.plan import SHUFFLED, Setting
+from gradmem.paper.plan import N_TASKS, SHUFFLED, Setting
 from gradmem.report import Estimate
 
 __all__ = [
@@ -47,12 +47,20 @@ def setting_text(setting: Setting) -> str:
     --------
     >>> setting_text(Setting("mnist-rotations", "gem", (), epochs=5))
     'GEM on MNIST rotations, 5 epochs'
+    >>> setting_text(Setting("cifar100-incremental", "gem", (("memories", 64),)))
+    'GEM on incremental CIFAR-100, 1,280 memories (64 a task)'
     """
     name = SHUFFLED if setting.shuffled else title(setting.learner)
     changes = {} if setting.shuffled else dict(setting.changes)
-    details = [f"{key} {value}" for key, value in changes.items()]
+    details = [_change_text(key, value) for key, value in changes.items()]
     details += [f"{setting.epochs} epochs"] if setting.epochs > 1 else []
     return ", ".join([f"{name} on {title(setting.benchmark)}", *details])
+
+
+def _change_text(name: str, value: Any) -> str:
+    if name == "memories":
+        return f"{N_TASKS * value:,} memories ({value} a task)"
+    return f"{value:,} exemplars" if name == "budget" else f"{name} {value}"
 
 
 def number_text(number: Number, printed: bool = False) -> str:
