@@ -34,7 +34,8 @@ function layout(width, names, more = {}) {
     hoverlabel: { bgcolor: "#fff", bordercolor: INK, font: { color: INK }, align: "left", namelength: -1 },
     showlegend: names.length > 0,
     legend: { orientation: "h", x: 0, xanchor: "left", y: 0, yanchor: "bottom", yref: "container",
-      itemclick: "toggle", itemdoubleclick: "toggleothers", font: { size: 12 } },
+      itemclick: "toggle", itemdoubleclick: "toggleothers", groupclick: "togglegroup", tracegroupgap: 0,
+      font: { size: 12 } },
     hovermode: "closest",
     // On a touch screen a finger scrolls the page instead of zooming into a chart.
     dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom",
