@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,6 +290,10 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
             ["--benchmark", "mnist-rotations", "--final-seeds", "0"],
             "--final-seeds must be at least",
         ),
+        (
+            ["--benchmark", "mnist-rotations", "--data", "sample", "--examples", "100000"],
+            "--examples must be at most the 4000 training images",
+        ),
         (["--benchmark", "mnist-rotations", "--first-tasks", "1"], "--first-tasks goes with"),
         (["--benchmark", "mnist-rotations", "--out", "README.md/x"], "--out must be a folder"),
         (
@@ -311,3 +316,4 @@ def test_a_wrong_command_says_what_is_right(arguments, message, monkeypatch, cap
         main()
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+    assert not Path("sweeps").exists()

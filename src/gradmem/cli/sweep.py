@@ -28,7 +28,7 @@ from gradmem.machine import cores
 from gradmem.paper import grids
 from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
 from gradmem.results import check_folder, write_whole
-from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Sweep, run_sweep
+from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Store, Sweep, run_sweep
 from gradmem.sweep.plan import FIRST_FINAL_SEED
 from gradmem.validation import one_of, positive_int
 
@@ -166,8 +166,7 @@ def sweep(
             done = run_sweep(where, plan, _executor(workers, where, plan), retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
-            planned = (where / "sweep.json").exists()
-            again = f"`gradmem sweep {where}`" if planned else "The same command"
+            again = f"`gradmem sweep {where}`" if Store(where).exists() else "The same command"
             say(console, f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
@@ -197,8 +196,6 @@ def _report(done: Finished, where: Path) -> None:
 
 
 def _executor(workers: int | None, where: Path, plan: Sweep | None) -> Executor:
-    from gradmem.sweep import Store
-
     device = (plan or Store(where).sweep()).device
     if workers is None:
         workers = 1 if device.startswith("cuda") else cores()

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gradmem.results import Run
@@ -78,9 +78,11 @@ def run_sweep(
         Called with an `Event` after every run.
     """
     store = Store(folder)
-    planned = (
-        _plan(sweep) if sweep is not None else None
-    )  # what is wrong is found before it is kept
+    planned = None
+    if sweep is not None:  # what is wrong is found before it is kept
+        planned = _plan(sweep)
+        if not store.exists():
+            _try_data(planned)
     whole = store.sweep() if sweep is None else store.open(sweep)
     if planned is None or whole != sweep:
         planned = _plan(whole)
@@ -110,6 +112,12 @@ def run_sweep(
 def _plan(sweep: Sweep) -> list[Planned]:
     planned = [Planned(experiment) for experiment in sweep.experiments()]
     return list({run.key: run for run in planned}.values())
+
+
+def _try_data(planned: Sequence[Planned]) -> None:
+    """Raise what would end every run of a benchmark."""
+    for run in {run.experiment.benchmark: run for run in reversed(planned)}.values():
+        replace(run.experiment, device="cpu").continuum()
 
 
 def _described(choice: Choice, made: Sequence[Planned]) -> dict[str, Any]:

@@ -40,13 +40,17 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
+    def exists(self) -> bool:
+        """Whether there is a sweep in the folder."""
+        return (self.path / "sweep.json").exists()
+
     def open(self, sweep: Sweep) -> Sweep:
         """Make the folder, or extend the sweep that is in it; the sweep as it is then."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"a sweep's folder is needed, {self.path} is a file")
         self._make_folders()
         with self._lock("sweep"):
-            if (self.path / "sweep.json").exists():
+            if self.exists():
                 known = self.sweep()
                 sweep = known.extended(sweep)
                 if sweep == known:
@@ -58,7 +62,7 @@ class Store:
     def sweep(self) -> Sweep:
         """The sweep that lies in the folder."""
         file = self.path / "sweep.json"
-        if not file.exists():
+        if not self.exists():
             raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
         try:
             return Sweep.from_json(json.loads(file.read_text("utf-8")))
