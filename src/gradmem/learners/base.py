@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +77,7 @@ class Learner(ABC):
         self._masks: dict[tuple[Any, ...], Tensor] = {}
         self._watched = torch.zeros((), device=self.device)
         self._has_buffers = any(True for _ in network.buffers())
+        self._noted: list[tuple[Tensor, Tensor]] = []
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
@@ -306,21 +307,29 @@ class Learner(ABC):
 
     @contextmanager
     def _undone_by_errors(self, t: Hashable) -> Iterator[None]:
-        """What cannot be learned leaves no trace, if `learn` replaces values and changes none.
+        """What cannot be learned leaves no trace, if `learn` replaces values or has them noted.
 
         Weights change at the end of a step, running statistics before. A GPU tells too late.
         """
+        noted: list[tuple[Tensor, Tensor]] = []
+        self._noted = noted
+        if self._has_buffers and self.device.type != "cuda":
+            self.note(self.module(t).buffers())
         before = vars(self).copy()
-        moving = self._has_buffers and self.device.type != "cuda"
-        buffers = [(b, b.clone()) for b in self.module(t).buffers()] if moving else []
         try:
             yield
         except Exception:
             vars(self).update(before)
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for tensor, value in noted:
+                    tensor.copy_(value)
             raise
+        finally:
+            noted.clear()
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Note what is about to be changed in place: it is put back if the step fails."""
+        self._noted += [(tensor, tensor.clone()) for tensor in tensors]
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:

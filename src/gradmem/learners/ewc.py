@@ -95,11 +95,13 @@ class EWC(Learner):
     def consolidate(self) -> None:
         """Add the finished task's term to the penalty, and forget its examples."""
         x, y = self.memory[self.task]
-        F = self._information(x, y)
-        self._set_sums(
-            [total + F_w for total, F_w in zip(self.curvature, F, strict=True)],
-            [s + F_w * w for s, F_w, w in zip(self.weighted, F, self.weights, strict=True)],
-        )
+        information = self._information(x, y)
+        self.note([*self.curvature, *self.weighted])
+        for w, F, curvature, weighted in zip(
+            self.weights, information, self.curvature, self.weighted, strict=True
+        ):
+            curvature += F
+            weighted += F * w
         self.memory = FirstExamples(self.memory.memories)
 
     @torch.enable_grad()
@@ -128,18 +130,9 @@ class EWC(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"], self.device)
         self.task = state["task"]
-        own = zip(self.curvature, state["curvature"], strict=True)
-        curvature = [torch.empty_like(mine).copy_(given) for mine, given in own]
-        own = zip(self.weighted, state["weighted"], strict=True)
-        self._set_sums(curvature, [torch.empty_like(mine).copy_(given) for mine, given in own])
-
-    @torch.no_grad()
-    def _set_sums(self, curvature: list[Tensor], weighted: list[Tensor]) -> None:
-        if self.device.type == "cuda":  # in place, where a graph finds them
-            torch._foreach_copy_(self.curvature, curvature)
-            torch._foreach_copy_(self.weighted, weighted)
-        else:
-            self.curvature, self.weighted = curvature, weighted
+        with torch.no_grad():  # in place, where a graph finds them
+            torch._foreach_copy_(self.curvature, state["curvature"])
+            torch._foreach_copy_(self.weighted, state["weighted"])
 
 
 @contextmanager
