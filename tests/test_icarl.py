@@ -52,6 +52,7 @@ def test_several_epochs_leave_no_example_twice(batch):
 def test_examples_that_differ_a_little_are_not_one():
     x = torch.tensor([[1e20, 0.0], [1e20, 1.0], [1e20, 0.0], [1e20, 2.0]])
     assert distinct(x).tolist() == x[[0, 1, 3]].tolist()
+    assert len(distinct(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
 
 
 def test_more_classes_than_the_budget_are_refused_before_anything_is_learned():

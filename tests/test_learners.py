@@ -54,6 +54,26 @@ def test_a_loss_that_is_not_finite_leaves_no_trace(name, settings, normalised, t
     _same(before, learner.state_dict(), "what could not be learned left a trace")
 
 
+def test_an_interrupt_as_a_task_begins_is_undone():
+    class Stops(nn.Module):
+        passes = 0
+
+        def forward(self, x):
+            self.passes += self.training
+            if self.passes == 3:
+                raise KeyboardInterrupt
+            return x
+
+    learner = gm.EWC(nn.Sequential(nn.Linear(6, 8), Stops(), nn.Linear(8, 4)))
+    x, y = torch.randn(10, 6), torch.arange(10) % 4
+    learner.observe(x, 0, y)
+    before = learner.state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        learner.observe(x, 1, y)
+    _same(before, learner.state_dict(), "an interrupt left a trace")
+    learner.observe(x, 1, y)
+
+
 class Refuses(nn.Module):
     """Cannot go on from some inputs."""
 

@@ -124,6 +124,14 @@ def test_all_tasks_but_one_are_found_once_and_again_when_they_change():
     assert memory.others("b")[1].counts == (2, 1)
 
 
+def test_stacks_with_and_without_masks_are_not_mixed_up():
+    memory = EpisodicMemory(memories=2)
+    for t in "ab":
+        memory.add(torch.ones(2, 1), t, torch.zeros(2, dtype=torch.long))
+    assert memory.others("b")[0].masks is None
+    assert memory.others("b", lambda tasks: torch.ones(1, 3).bool())[0].masks is not None
+
+
 def test_a_sample_has_masks_for_all_tasks_or_for_none():
     memory = EpisodicMemory(memories=2)
     for t in "abc":

@@ -340,6 +340,12 @@ def test_garbage_is_refused_whatever_it_is():
             read(bytes(spoilt))
 
 
+def test_a_large_array_written_for_python_2_is_copied_once():
+    """The real training set, so written, is more than half of what may be copied."""
+    values = np.zeros(MOST_BYTES * 3 // 5, np.uint8)
+    assert len(read(pickle.dumps({"data": values}, 2))["data"]) == len(values)
+
+
 BOMBS = {
     "string": b"T" + struct.pack("<i", 2**31 - 1),
     "negative": b"T" + struct.pack("<i", -1),

@@ -80,6 +80,8 @@ def test_a_result_that_is_replaced_is_not_taken_for_the_new_ones(tmp_path):
         ("result.json", {"R": [[0.1, 0.2], [0.3]]}, "no matrix of numbers for R"),
         ("result.json", {"acc": "abc"}, "no number for acc"),
         ("result.json", {"curves": None}, "no learning curves"),
+        ("result.json", {"learned": [0]}, "no task for each row of R in learned"),
+        ("result.json", {"learned": list("abcde")}, "no task for each row of R in learned"),
         ("result.json", {"curves": {}}, "no learning curves"),
         ("config.json", {"settings": None}, "settings that are no dictionary"),
     ],

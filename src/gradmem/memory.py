@@ -51,7 +51,7 @@ class EpisodicMemory:
         self._places: dict[Hashable, tuple[_Shelf, int]] = {}
         self.version = 0
         """Changes whenever a task arrives, and with it where things lie."""
-        self._others: tuple[Hashable, int, list[Stack]] | None = None
+        self._others: tuple[Hashable, list[Stack]] | None = None
 
     def share(self, n_tasks: int) -> int:
         """Examples that each of `n_tasks` tasks may keep."""
@@ -117,9 +117,10 @@ class EpisodicMemory:
 
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed."""
-        if self._others is None or self._others[:2] != (t, self.version):
-            self._others = t, self.version, self.stacks([k for k in self if k != t], masks)
-        return self._others[2]
+        key = (t, self.version, masks is _all_outputs)
+        if self._others is None or self._others[0] != key:
+            self._others = key, self.stacks([k for k in self if k != t], masks)
+        return self._others[1]
 
     def sample(
         self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs

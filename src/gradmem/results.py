@@ -214,6 +214,13 @@ def read_run(folder: Path) -> Run:
         raise ValueError("result.json has no learning curves")
     for name, matrix in (("R", result["R"]), ("curves", curves["accuracy"])):
         _check_matrix(name, matrix)
+    learned = result.get("learned")
+    if learned is not None and not (
+        isinstance(learned, list)
+        and len(learned) == len(result["R"])
+        and all(type(task) is int or task is None for task in learned)
+    ):
+        raise ValueError("result.json has no task for each row of R in learned")
     return Run(folder, config, result)
 
 

@@ -130,7 +130,7 @@ def sweep(
     if held_out is not None and select == "test-as-published":
         raise ValueError("--held-out does not go with --select test-as-published")
     common = {
-        "data": lasting(data),
+        "data": data if where_out and _data_of(where_out) == data else lasting(data),
         "n_tasks": tasks,
         "examples_per_task": examples,
         "batch_size": batch_size,
@@ -200,6 +200,12 @@ def _executor(workers: int | None, where: Path, plan: Sweep | None) -> Executor:
     if workers is None:
         workers = 1 if device.startswith("cuda") else cores()
     return InTurn() if workers == 1 else Processes(workers)
+
+
+def _data_of(folder: Path) -> str | None:
+    """The data of the sweep in a folder, if there is one."""
+    store = Store(folder)
+    return store.sweep().common.get("data") if store.exists() else None
 
 
 def _final_seeds(select: str, n: int) -> tuple[int, ...]:

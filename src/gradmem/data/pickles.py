@@ -275,8 +275,7 @@ class _Machine:
                     f"it has an array of type {other[:100]!r}; only 'u1' (bytes) is read"
                 )
             case _Name.ENCODE, (str() as text, "latin1"):
-                self.account_for_copy(len(text))
-                return text.encode("latin-1")
+                return self.encoded(text)
         raise ValueError(f"it has an unknown call of {_called(name)}")
 
     def complete(self, value: Any, state: Any) -> None:
@@ -288,6 +287,13 @@ class _Machine:
                 pass
             case _:
                 raise ValueError(f"it gives an unknown state to {_called(value)}")
+
+    def encoded(self, text: str) -> bytes | _Content:
+        self.account_for_copy(len(text))
+        encoded = text.encode("latin-1")
+        if len(encoded) <= CHUNK:
+            return encoded
+        return _Content(np.frombuffer(bytearray(encoded), np.uint8))
 
     def filled(self, content: Any, shape: Any) -> Bytes:
         if isinstance(content, bytes):

@@ -318,7 +318,7 @@ class Learner(ABC):
         before = vars(self).copy()
         try:
             yield
-        except Exception:
+        except BaseException:  # an interrupt as well
             vars(self).update(before)
             with torch.no_grad():
                 for tensor, value in noted:

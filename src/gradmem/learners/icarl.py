@@ -300,7 +300,7 @@ def herd(features: Tensor, m: int) -> list[int]:
 
 def distinct(x: Tensor) -> Tensor:
     """The rows of x: (n, …) that differ, in the order in which they first come."""
-    rows = x.flatten(1)
+    rows = x.flatten(1) + 0  # −0 is 0
     seed = torch.Generator().manual_seed(0)
     direction = torch.rand(rows.shape[1], dtype=torch.float64, generator=seed).to(x.device)
     # Equal rows have equal products: if none are equal, which is usual, that is quickly known.

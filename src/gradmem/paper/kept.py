@@ -180,7 +180,7 @@ def _read(file: Path) -> Kept:
 
 
 def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
-    config = {name: about[name] for name in ("benchmark", "learner", "settings", *COMMON)}
+    config = {name: about[name] for name in ("benchmark", "learner", "settings", "data", *COMMON)}
     R, baseline = np.array(run["R"]), np.array(run["baseline"])
     result = {name: value for name, value in run.items() if name not in ("seed", "alone")}
     # R is the one truth: what follows from it is computed again.

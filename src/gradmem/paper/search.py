@@ -109,6 +109,7 @@ def _read(file: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text("utf-8"))
         for name in ("benchmark", "command", "trial", "machine", "choices"):
             found[name]  # what every file has
+        found.setdefault("device", "cpu")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no kept search: {error!r}") from error
     return found

@@ -196,7 +196,9 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
     headings += ["ACC with published", "ACC with chosen"]
     trial = any(found["trial"] for found in searches)
     made = dict.fromkeys(
-        f"`{found['command']}` on {machine_text(found['machine'], found)}." for found in searches
+        f"`{found['command']}` on {machine_text(found['machine'], found)}."
+        for found in searches
+        if found["machine"]  # if there was a run
     )
     return "\n\n".join(
         [

@@ -6,7 +6,7 @@ from typing import Any
 
 from gradmem.metrics import transfer_metrics
 from gradmem.paper import appendix_b
-from gradmem.paper.plan import BENCHMARKS, SAMPLE
+from gradmem.paper.plan import BENCHMARKS, OTHER, SAMPLE
 from gradmem.recipes import RECIPES
 from gradmem.report.summary import Row
 
@@ -44,7 +44,7 @@ def _entry(row: Row) -> dict[str, Any] | None:
     settings = run.config.get("settings", {})
     if (
         entry is None
-        or run.config.get("data") == SAMPLE
+        or run.config.get("data") in (SAMPLE, OTHER)
         or run.R.shape != (len(entry["R"]),) * 2
         or any(run.config.get(name) not in values for name, values in _same(row.benchmark).items())
         or any(settings.get(name) != value for name, value in recipe.items())

@@ -127,8 +127,9 @@ def failed_lines(failures: Sequence[Failure]) -> list[str]:
     """Which settings failed and how, a line for each."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        settings = failure.config.get("settings") or {}
-        details = ", ".join(f"{name}={value}" for name, value in settings.items())
+        settings = failure.config.get("settings")
+        named = settings.items() if isinstance(settings, dict) else ()
+        details = ", ".join(f"{name}={value}" for name, value in named)
         name = f"{failure.config['benchmark']}, {failure.config['learner']} ({details})"
         groups.setdefault(name, []).append(failure)
     return [
