@@ -9,7 +9,8 @@ import pytest
 
 from gradmem.data import load_mnist
 from gradmem.learners import LEARNERS
-from gradmem.paper.kept import keep, kind_of_data, load
+from gradmem.paper.data import kind_of_data
+from gradmem.paper.kept import keep, load
 from gradmem.paper.numbers import Number, numbers, second_values
 from gradmem.paper.page import page_text
 from gradmem.paper.plan import (

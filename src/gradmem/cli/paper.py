@@ -24,7 +24,8 @@ from gradmem.cli.options import (
 )
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.paper.compare import compare
-from gradmem.paper.kept import keep, kind_of_data, load
+from gradmem.paper.data import kind_of_data
+from gradmem.paper.kept import keep, load
 from gradmem.paper.numbers import numbers
 from gradmem.paper.page import summary, write_reproduction
 from gradmem.paper.plan import BENCHMARKS, LEARNERS, OTHER, PARTS, Conditions, Setting, settings_of
@@ -133,7 +134,8 @@ def paper(
     keep_in = kept_in or out / "kept"
     check_folder(keep_in, "--keep")
     if keep_in.exists():
-        load(keep_in), load_searches(keep_in)  # what is damaged is found before anything is run
+        load(keep_in)  # what is damaged is found before anything is run
+        load_searches(keep_in)
     executor = executor_for(conditions, workers)
     kinds = {name: kind_of_data(name, data) for name in names}
     for name, kind in kinds.items():

@@ -123,14 +123,15 @@ def sweep(
     """
     if folder is not None and out is not None and folder != out:
         raise ValueError(f"a sweep has one folder, got {folder} and --out {out}")
-    if where_out := out or folder:
-        check_folder(where_out)
+    where = folder or out
+    if where is not None:
+        check_folder(where)
     if first_tasks is not None and select != "first-tasks":
         raise ValueError("--first-tasks goes with --select first-tasks")
     if held_out is not None and select == "test-as-published":
         raise ValueError("--held-out does not go with --select test-as-published")
     common = {
-        "data": data if where_out and _data_of(where_out) == data else lasting(data),
+        "data": data if where and _data_of(where) == data else lasting(data),
         "n_tasks": tasks,
         "examples_per_task": examples,
         "batch_size": batch_size,
@@ -139,7 +140,6 @@ def sweep(
     }
     asked = {name: value for name, value in common.items() if value is not None}
     plan = None
-    where = folder or out
     whole = (learners, grid, seeds, select, final_seeds, held_out, first_tasks)
     if benchmark is not None:
         names = names_in(benchmark)

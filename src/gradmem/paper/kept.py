@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -12,24 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.data import load_cifar100, load_mnist
 from gradmem.metrics import transfer_metrics
-from gradmem.paper.plan import OTHER, SAMPLE, Conditions, Setting
+from gradmem.paper.plan import SAMPLE, WHOLE, Conditions, Setting
 from gradmem.report import Row
 from gradmem.results import Run, write_whole
 
-__all__ = ["Kept", "keep", "kind_of_data", "load"]
+__all__ = ["Kept", "keep", "load"]
 
 #: Accuracies are kept with so many digits: MNIST's test sets have 10,000 images.
 DIGITS = 4
-
-WHOLE = "whole"
-
-#: SHA-256 of the images and labels of the paper's test sets.
-TEST_SETS = {
-    "mnist": "a0863a96c44e5666edbb30c4071ee79ca0514c621e6349c5967fc78e7305c891",
-    "cifar100": "9f0797cda23af3231dce0cca7e8d619c0607f6bb8ca05e9b95ff23e4d044c600",
-}
 
 #: What a file says once for all its runs, taken from their config.
 COMMON = ("epochs", "shuffled", "n_tasks", "examples_per_task", "batch_size", "device")
@@ -76,7 +66,7 @@ def keep(
     command
         What was typed.
     data
-        What the data are, if that is known (see `kind_of_data`).
+        What the data are, if that is known (`kind_of_data`).
 
     Returns
     -------
@@ -127,18 +117,6 @@ def load(folder: str | os.PathLike[str]) -> dict[Setting, Kept]:
         kept = _read_named(file)
         found[kept.setting] = kept
     return found
-
-
-def kind_of_data(benchmark: str, data: str | None) -> str:
-    """Whether these are the data that the paper used: "whole", "sample", or "other"."""
-    if data == SAMPLE:
-        return SAMPLE
-    mnist = benchmark.startswith("mnist")
-    images = load_mnist(data) if mnist else load_cifar100(data)
-    hashed = hashlib.sha256()
-    for part in (images.test_x, images.test_y):
-        hashed.update(part.contiguous().numpy().data)
-    return WHOLE if hashed.hexdigest() == TEST_SETS["mnist" if mnist else "cifar100"] else OTHER
 
 
 def _is_trial(about: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "PARTS",
     "SAMPLE",
     "SHUFFLED",
+    "WHOLE",
     "Conditions",
     "Setting",
     "parts_of",
@@ -35,8 +36,8 @@ LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name 
 
 N_TASKS = 20
 
-#: The bundled data, too few for the paper's numbers; data that are not the paper's.
-SAMPLE, OTHER = "sample", "other"
+#: What data can be: the paper's, the bundled ones (too few for its numbers), or others.
+WHOLE, SAMPLE, OTHER = "whole", "sample", "other"
 
 #: Table 3's first row.
 SHUFFLED = "single, shuffled data"
