@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import gradmem as gm
 from benchmarks.measure import machine, time_it
-from gradmem.experiment import Experiment
 from gradmem.gradients import MemoryGradients, Stack, loss_gradient, parameters
+from gradmem.runs.experiment import Experiment
 
 CHOICES = [
     # method, precision, channels last, tasks per chunk

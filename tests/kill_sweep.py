@@ -15,8 +15,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gradmem.experiment import Experiment
-from gradmem.sweep import InTurn, Store, Sweep, run_sweep
+from gradmem.runs.experiment import Experiment
+from gradmem.sweeps import InTurn, Store, Sweep, run_sweep
 
 TINY = {"data": "sample", "n_tasks": 2, "examples_per_task": 60}
 GRIDS = {"mnist-rotations": {"single": {"lr": [0.01, 0.1]}, "gem": {"lr": [0.01, 0.1]}}}

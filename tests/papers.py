@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradmem.metrics import transfer_metrics
-from gradmem.paper import appendix_b
-from gradmem.paper.compare import compare
-from gradmem.paper.kept import keep, load
-from gradmem.paper.numbers import numbers
-from gradmem.paper.plan import (
+from gradmem.benchmarks.recipes import RECIPES
+from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.published import appendix_b
+from gradmem.reproduction.compare import compare
+from gradmem.reproduction.kept import keep, load
+from gradmem.reproduction.numbers import numbers
+from gradmem.reproduction.plan import (
     BENCHMARKS,
     Conditions,
     Setting,
     parts_of,
 )
-from gradmem.recipes import RECIPES
-from gradmem.results import Run
-from gradmem.sweep import Store
+from gradmem.runs.folder import Run
+from gradmem.sweeps import Store
 
 MNIST = ["mnist-rotations", "mnist-permutations"]
 TINY = Conditions(data="sample", n_tasks=2, examples_per_task=20)

@@ -1,7 +1,7 @@
 """Rows of made-up runs, for tests of tables, pictures and the page."""
 
-from gradmem.report import summarize
-from gradmem.results import find_runs
+from gradmem.reports import summarize
+from gradmem.runs.folder import find_runs
 
 from .synthetic import write_run
 

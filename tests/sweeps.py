@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections import Counter
 
-from gradmem.results import find_runs
-from gradmem.sweep import (
+from gradmem.runs.folder import find_runs
+from gradmem.sweeps import (
     Store,
     Sweep,
 )

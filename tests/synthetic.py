@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradmem.experiment import Experiment
-from gradmem.protocol import Result
-from gradmem.results import RunFolder
+from gradmem.evaluation.protocol import Result
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import RunFolder
 
 #: Where a learner's accuracies end up: what it learns of a task, and what it keeps.
 SKILL = {

@@ -69,7 +69,7 @@ def test_gem_takes_the_same_way_whatever_computes_its_gradients(method):
 
 
 def test_independent_networks_share_the_feature_maps_out():
-    from gradmem.recipes import build_network
+    from gradmem.benchmarks.recipes import build_network
 
     network = build_network("cifar100-incremental", "independent", 20, 0)
     assert network.first.out_channels == 1

@@ -108,8 +108,8 @@ def test_a_report_needs_a_folder(tmp_path):
 
 def test_a_learner_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch):
     from gradmem import cli
+    from gradmem.benchmarks.recipes import RECIPES
     from gradmem.cli import app
-    from gradmem.recipes import RECIPES
 
     monkeypatch.setitem(RECIPES["mnist-rotations"]["single"], "lr", 1e30)
     command = ["gradmem", "compare", "--benchmark", "mnist-rotations", *TINY]

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import gradmem as gm
+from gradmem.cuda.graphs import GraphedSteps
 from gradmem.gradients import MemoryGradients, Stack
 from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import batched_gradients
-from gradmem.graphs import GraphedSteps
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories

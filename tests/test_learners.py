@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import gradmem as gm
+from gradmem.benchmarks.recipes import RECIPES, settings_for
 from gradmem.checks import CHECKS, _same, check_learner
 from gradmem.learners import LEARNERS
-from gradmem.recipes import RECIPES, settings_for
 
 SETTINGS = {
     "ewc": [{"fisher": "batch"}, {"fisher": "example", "memories": 8}],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradmem as gm
-from gradmem.paper import appendix_b
+from gradmem.published import appendix_b
 
 PUBLISHED = [(b, m) for b, methods in appendix_b().items() for m in methods]
 

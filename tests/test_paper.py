@@ -7,24 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gradmem.benchmarks.recipes import RECIPES
 from gradmem.data import load_mnist
 from gradmem.learners import LEARNERS
-from gradmem.paper.data import kind_of_data
-from gradmem.paper.kept import keep, load
-from gradmem.paper.numbers import Number, numbers, second_values
-from gradmem.paper.page import page_text
-from gradmem.paper.plan import (
+from gradmem.reproduction.data import kind_of_data
+from gradmem.reproduction.kept import keep, load
+from gradmem.reproduction.numbers import Number, numbers, second_values
+from gradmem.reproduction.page import page_text
+from gradmem.reproduction.plan import (
     PARTS,
     Conditions,
     Setting,
     parts_of,
     settings_of,
 )
-from gradmem.paper.runs import default_workers, make_runs
-from gradmem.paper.search import keep_search, load_searches, search
-from gradmem.recipes import RECIPES
-from gradmem.results import write_json
-from gradmem.sweep import InTurn
+from gradmem.reproduction.runs import default_workers, make_runs
+from gradmem.reproduction.search import keep_search, load_searches, search
+from gradmem.runs.folder import write_json
+from gradmem.sweeps import InTurn
 
 from .papers import GEM, MNIST, TINY, keep_like_published, made_up, paper, started
 from .test_data import idx
@@ -120,9 +120,9 @@ def test_precision_is_gems_alone():
 
 
 def test_workers_have_two_cores_each_and_a_gpu_one_worker(monkeypatch):
-    monkeypatch.setattr("gradmem.machine.cores", lambda: 2)
+    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 2)
     assert default_workers(TINY) == 1
-    monkeypatch.setattr("gradmem.machine.cores", lambda: 16)
+    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 16)
     assert default_workers(TINY) == 8
     assert default_workers(Conditions(device="cuda")) == 1
 

@@ -7,17 +7,24 @@ import re
 import numpy as np
 import pytest
 
-from gradmem.paper import appendix_b, reasons
-from gradmem.paper.compare import INSIDE, OUTSIDE, compare, compare_cells, next_run
-from gradmem.paper.kept import keep, load
-from gradmem.paper.numbers import Number, numbers
-from gradmem.paper.page import page_text, summary, write_reproduction
-from gradmem.paper.plan import (
+from gradmem.published import appendix_b
+from gradmem.reports import Estimate
+from gradmem.reproduction.compare import (
+    INSIDE,
+    OUTSIDE,
+    compare,
+    compare_cells,
+    next_run,
+    reasons,
+)
+from gradmem.reproduction.kept import keep, load
+from gradmem.reproduction.numbers import Number, numbers
+from gradmem.reproduction.page import page_text, summary, write_reproduction
+from gradmem.reproduction.plan import (
     PARTS,
     Setting,
     settings_of,
 )
-from gradmem.report import Estimate
 
 from .papers import (
     GEM,

@@ -9,9 +9,9 @@ import pytest
 from markupsafe import escape
 from rich.console import Console
 
-from gradmem.metrics import transfer_metrics
-from gradmem.paper import appendix_b
-from gradmem.report import (
+from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.published import appendix_b
+from gradmem.reports import (
     draw_pictures,
     markdown_table,
     page,
@@ -19,10 +19,10 @@ from gradmem.report import (
     terminal_table,
     write_page,
 )
-from gradmem.report.published import published
-from gradmem.report.styles import styles
-from gradmem.report.summary import failed_lines, leading, memory_lines
-from gradmem.results import find_failures, find_runs, write_json
+from gradmem.reports.published import published
+from gradmem.reports.styles import styles
+from gradmem.reports.summary import failed_lines, leading, memory_lines
+from gradmem.runs.folder import find_failures, find_runs, write_json
 
 from .reports import rows_of, write_held_out, write_several
 from .synthetic import write_run

@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from gradmem.experiment import Experiment
-from gradmem.report import draw_pictures, markdown_table, summarize
-from gradmem.report.summary import Estimate
-from gradmem.results import RunFolder, find_runs, newest, write_json
+from gradmem.reports import draw_pictures, markdown_table, summarize
+from gradmem.reports.summary import Estimate
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import RunFolder, find_runs, newest, write_json
 from tests.synthetic import write_run
 
 TINY = {"data": "sample", "n_tasks": 2, "examples_per_task": 30}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gradmem.experiment import Experiment
+from gradmem.benchmarks.recipes import RECIPES
 from gradmem.learners import LEARNERS
-from gradmem.recipes import RECIPES
-from gradmem.results import find_runs
-from gradmem.sweep import (
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import find_runs
+from gradmem.sweeps import (
     Died,
     InTurn,
     Planned,
@@ -23,8 +23,8 @@ from gradmem.sweep import (
     key_of,
     run_sweep,
 )
-from gradmem.sweep.perform import Perform
-from gradmem.sweep.timing import TimeLeft
+from gradmem.sweeps.perform import Perform
+from gradmem.sweeps.timing import TimeLeft
 
 from .sweeps import (
     TINY,
@@ -189,7 +189,7 @@ def threads_of(_):
 
 
 def test_each_worker_has_its_share_of_the_cores(monkeypatch):
-    from gradmem.sweep import executors
+    from gradmem.sweeps import executors
 
     monkeypatch.setattr(executors, "cores", lambda: 6)
     assert Processes().workers == 6
@@ -239,7 +239,7 @@ def test_a_death_says_how():
 
 def test_the_time_left_knows_that_learners_differ(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("gradmem.sweep.timing.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gradmem.sweeps.timing.time.monotonic", lambda: now[0])
     single, gem = (Experiment("mnist-rotations", name, **TINY) for name in ("single", "gem"))
     clock = TimeLeft([single] * 3 + [gem] * 3)
     assert clock.left() is None

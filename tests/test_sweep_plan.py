@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import gradmem as gm
-from gradmem.experiment import Experiment
-from gradmem.paper import grids
-from gradmem.recipes import RECIPES
-from gradmem.results import find_runs
-from gradmem.sweep import (
+from gradmem.benchmarks.recipes import RECIPES
+from gradmem.published import grids
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import find_runs
+from gradmem.sweeps import (
     InTurn,
     Standings,
     Store,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gradmem.results import find_runs
-from gradmem.sweep import (
+from gradmem.runs.folder import find_runs
+from gradmem.sweeps import (
     InTurn,
     Store,
     key_of,

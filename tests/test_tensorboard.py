@@ -5,8 +5,8 @@ import sys
 import pytest
 
 import gradmem as gm
-from gradmem import tensorboard
-from gradmem.tensorboard import TensorBoardLog
+from gradmem.runs import tensorboard
+from gradmem.runs.tensorboard import TensorBoardLog
 
 
 class Writer:

@@ -8,14 +8,14 @@
 """
 
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
-from gradmem.continuum import Continuum, Examples, Task
 from gradmem.data import DataError, Images
+from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
-from gradmem.metrics import TransferMetrics, transfer_metrics
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
-from gradmem.protocol import Progress, Result, run
+from gradmem.streams import Continuum, Examples, Task
+from gradmem.version import __version__
 
 __all__ = [
     "AGEM",
@@ -35,6 +35,7 @@ __all__ = [
     "Single",
     "Task",
     "TransferMetrics",
+    "__version__",
     "cifar100_incremental",
     "mlp",
     "mnist_permutations",
@@ -44,5 +45,3 @@ __all__ = [
     "run",
     "transfer_metrics",
 ]
-
-__version__ = "0.1.0"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gradmem.benchmarks.cifar import cifar100_incremental
 from gradmem.benchmarks.mnist import mnist_permutations, mnist_rotations
-from gradmem.continuum import Continuum
+from gradmem.streams.continuum import Continuum
 
 __all__ = ["BENCHMARKS", "cifar100_incremental", "mnist_permutations", "mnist_rotations"]
 

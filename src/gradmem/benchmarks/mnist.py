@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
-from gradmem.continuum import Continuum, Examples, Task
 from gradmem.data import load_mnist
+from gradmem.streams.continuum import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
 __all__ = ["mnist_permutations", "mnist_rotations"]

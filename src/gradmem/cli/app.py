@@ -12,18 +12,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gradmem import __version__
 from gradmem.benchmarks import BENCHMARKS
+from gradmem.benchmarks.recipes import RECIPES
 from gradmem.cli.options import names_in, say
 from gradmem.cli.paper import paper
 from gradmem.cli.progress import Display
 from gradmem.cli.sweep import sweep
-from gradmem.continuum import IID
 from gradmem.data import DataError, load_cifar100, load_mnist
-from gradmem.experiment import Experiment
 from gradmem.learners import LEARNERS
-from gradmem.recipes import RECIPES
-from gradmem.report import (
+from gradmem.reports import (
     draw_pictures,
     failed_lines,
     markdown_table,
@@ -31,7 +28,8 @@ from gradmem.report import (
     terminal_table,
     write_page,
 )
-from gradmem.results import (
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import (
     RunFolder,
     check_folder,
     find_failures,
@@ -40,8 +38,10 @@ from gradmem.results import (
     read_run,
     write_whole,
 )
-from gradmem.tensorboard import TensorBoardLog
+from gradmem.runs.tensorboard import TensorBoardLog
+from gradmem.streams.continuum import IID
 from gradmem.validation import one_of
+from gradmem.version import __version__
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradmem.paper.plan import SAMPLE
+from gradmem.reproduction.plan import SAMPLE
 
 __all__ = [
     "STREAM",

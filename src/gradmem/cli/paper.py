@@ -23,15 +23,23 @@ from gradmem.cli.options import (
     say,
 )
 from gradmem.cli.sweep_display import SweepDisplay
-from gradmem.paper.compare import compare
-from gradmem.paper.data import kind_of_data
-from gradmem.paper.kept import keep, load
-from gradmem.paper.numbers import numbers
-from gradmem.paper.page import summary, write_reproduction
-from gradmem.paper.plan import BENCHMARKS, LEARNERS, OTHER, PARTS, Conditions, Setting, settings_of
-from gradmem.paper.runs import Made, Timed, executor_for, make_runs
-from gradmem.paper.search import keep_search, load_searches, search
-from gradmem.results import check_folder
+from gradmem.reproduction.compare import compare
+from gradmem.reproduction.data import kind_of_data
+from gradmem.reproduction.kept import keep, load
+from gradmem.reproduction.numbers import numbers
+from gradmem.reproduction.page import summary, write_reproduction
+from gradmem.reproduction.plan import (
+    BENCHMARKS,
+    LEARNERS,
+    OTHER,
+    PARTS,
+    Conditions,
+    Setting,
+    settings_of,
+)
+from gradmem.reproduction.runs import Made, Timed, executor_for, make_runs
+from gradmem.reproduction.search import keep_search, load_searches, search
+from gradmem.runs.folder import check_folder
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper"]

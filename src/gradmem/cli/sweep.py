@@ -24,12 +24,12 @@ from gradmem.cli.options import (
     say,
 )
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
-from gradmem.machine import cores
-from gradmem.paper import grids
-from gradmem.report import draw_pictures, markdown_table, summarize, terminal_table
-from gradmem.results import check_folder, write_whole
-from gradmem.sweep import MODES, Executor, Finished, InTurn, Processes, Store, Sweep, run_sweep
-from gradmem.sweep.plan import FIRST_FINAL_SEED
+from gradmem.published import grids
+from gradmem.reports import draw_pictures, markdown_table, summarize, terminal_table
+from gradmem.runs.folder import check_folder, write_whole
+from gradmem.runs.machine import cores
+from gradmem.sweeps import MODES, Executor, Finished, InTurn, Processes, Store, Sweep, run_sweep
+from gradmem.sweeps.plan import FIRST_FINAL_SEED
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["sweep"]

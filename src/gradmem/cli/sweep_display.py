@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from gradmem.cli.options import say
-from gradmem.sweep import Choice, Event
+from gradmem.sweeps import Choice, Event
 
 __all__ = ["SweepDisplay", "choices_table"]
 

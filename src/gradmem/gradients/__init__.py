@@ -8,7 +8,7 @@ from gradmem.gradients.flat import (
     parameters,
     set_gradient,
 )
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = [
     "METHODS",

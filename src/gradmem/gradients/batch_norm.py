@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradmem.stack import has_triton
+from gradmem.cuda.devices import has_triton
 
 __all__ = ["normalise_by_task", "sums_by_task"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradmem.gradients.flat import parameters, rows_by_parameter
 from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for, write
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = ["batched_gradients", "layer_without_rule", "mixes_examples"]
 

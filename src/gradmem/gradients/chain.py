@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradmem.gradients.flat import parameters, rows_by_parameter
 from gradmem.gradients.rules import linear
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = ["ChainGradients", "is_chain"]
 

@@ -17,7 +17,7 @@ from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import functional_gradients, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
 from gradmem.gradients.precision import computing_in
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = ["METHODS", "Method", "as_it_was", "choose", "few_of"]
 

@@ -7,13 +7,14 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from gradmem.cuda.devices import is_recording
 from gradmem.gradients.batched import layer_without_rule, mixes_examples
 from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.choice import METHODS, Method, as_it_was, choose, few_of
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.loop import loop_gradients
 from gradmem.gradients.precision import PRECISIONS, computing_in
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["MemoryGradients"]
@@ -109,7 +110,7 @@ class MemoryGradients:
                     compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
                 return G, g[0]
             except torch.cuda.OutOfMemoryError:
-                if _is_recording():
+                if is_recording():
                     raise
                 self._shrink(k)
         G = self(stacks)
@@ -138,7 +139,7 @@ class MemoryGradients:
             try:
                 compute(self.network, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
-                if size == 1 or _is_recording():
+                if size == 1 or is_recording():
                     raise
                 size = self._shrink(size)
                 with torch.no_grad():  # what was done of the pass must not be done twice
@@ -152,7 +153,7 @@ class MemoryGradients:
 
         On a GPU only: elsewhere nothing is tried again.
         """
-        if not self._changes or not parameters(self.network)[0].is_cuda or _is_recording():
+        if not self._changes or not parameters(self.network)[0].is_cuda or is_recording():
             return []
         return [(buffer, buffer.clone()) for buffer in self.network.buffers()]
 
@@ -189,10 +190,6 @@ class MemoryGradients:
             capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
             self._buffer = weights[0].new_empty((capacity, sum(w.numel() for w in weights)))
         return self._buffer[:k]
-
-
-def _is_recording() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def bytes_per_task(network: nn.Module, stack: Stack) -> int:

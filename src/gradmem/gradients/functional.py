@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients.flat import parameters
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = ["functional_gradients"]
 

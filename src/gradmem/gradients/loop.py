@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gradmem.gradients.flat import loss_gradient, parameters
-from gradmem.stack import Stack
+from gradmem.memory.stack import Stack
 
 __all__ = ["loop_gradients"]
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from gradmem.stack import on
+from gradmem.cuda.devices import current_device
 
 __all__ = ["PRECISIONS", "computing_in"]
 
@@ -19,7 +19,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     """Matrix products and convolutions in the precision asked for, and not in another one."""
     with (
-        on(device),
+        current_device(device),
         _tf32(precision == "tf32"),
         torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
     ):

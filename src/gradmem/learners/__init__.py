@@ -1,11 +1,11 @@
 """The learners of the paper, one file each, behind one contract (`Learner`)."""
 
 from gradmem.learners.agem import AGEM
-from gradmem.learners.base import Learner
 from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
 from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
+from gradmem.learners.learner import Learner
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.single import Single
 

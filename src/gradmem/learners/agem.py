@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
-from gradmem.learners.base import Learner
+from gradmem.learners.learner import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
 from gradmem.validation import positive_int

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients import parameters
-from gradmem.learners.base import Learner
+from gradmem.learners.learner import Learner
 from gradmem.memory import FirstExamples
 from gradmem.validation import non_negative, one_of
 

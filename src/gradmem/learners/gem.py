@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradmem.gradients import MemoryGradients, set_gradient
-from gradmem.learners.base import Learner
+from gradmem.learners.learner import Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradmem.learners.base import Learner
-from gradmem.stack import masked
+from gradmem.learners.learner import Learner
+from gradmem.memory.stack import masked
 from gradmem.validation import non_negative, positive_int
 
 __all__ = ["ICaRL"]

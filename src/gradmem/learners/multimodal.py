@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.learners.base import Learner
+from gradmem.learners.learner import Learner
 from gradmem.networks import reset_parameters
 
 __all__ = ["Multimodal"]

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from gradmem.learners.base import Learner
+from gradmem.learners.learner import Learner
 
 __all__ = ["Single"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradmem.cuda.devices import current_device, has_triton
 from gradmem.projection.host import project_on_host
-from gradmem.stack import has_triton, on
 from gradmem.validation import non_negative, one_of
 
 __all__ = ["MARGIN_RULES", "Projection", "project"]
@@ -82,7 +82,7 @@ class Projection:
             self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
             self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
         floor = self.margin_rule == "floor"
-        with on(g.device), torch.autocast("cuda", enabled=False):
+        with current_device(g.device), torch.autocast("cuda", enabled=False):
             return project_on_device(g, G, self._gamma, floor, self._device)
 
     def counts(self) -> dict[str, int]:

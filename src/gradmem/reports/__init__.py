@@ -1,0 +1,19 @@
+"""From finished runs to a table, pictures and a page."""
+
+from gradmem.reports.page import write_page
+from gradmem.reports.pictures import draw_bars, draw_first_task, draw_pictures
+from gradmem.reports.summary import Estimate, Row, failed_lines, summarize
+from gradmem.reports.table import markdown_table, terminal_table
+
+__all__ = [
+    "Estimate",
+    "Row",
+    "draw_bars",
+    "draw_first_task",
+    "draw_pictures",
+    "failed_lines",
+    "markdown_table",
+    "summarize",
+    "terminal_table",
+    "write_page",
+]

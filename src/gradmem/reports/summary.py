@@ -1,0 +1,232 @@
+"""Runs that differ in nothing but their seed, as one row with a mean and a 95% interval."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradmem.learners import LEARNERS
+from gradmem.runs.folder import Failure, Run
+
+__all__ = [
+    "Estimate",
+    "MemoryLine",
+    "Row",
+    "conditions",
+    "failed_lines",
+    "leading",
+    "memory_lines",
+    "seeds_text",
+    "summarize",
+]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and half the width of its 95% interval (Student's t; None for one seed)."""
+
+    mean: float
+    half_width: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Estimate:
+        """The estimate from one value per seed; None values (not defined) make it NaN."""
+        numbers = [math.nan if value is None else value for value in values]
+        n = len(numbers)
+        if n < 2:
+            return cls(numbers[0], None)
+        from scipy.special import stdtrit
+
+        spread = float(np.std(numbers, ddof=1)) / math.sqrt(n)
+        return cls(float(np.mean(numbers)), float(stdtrit(n - 1, 0.975)) * spread)
+
+    def format(self, spec: str) -> str:
+        """The mean, ± the half width where there is one; a dash where it is not defined."""
+        if math.isnan(self.mean):
+            return "–"
+        signed, digits = spec.startswith("+"), spec.lstrip("+")
+        text = format(self.mean, f"+z{digits}" if signed else f"z{digits}")  # no minus before 0
+        return text if self.half_width is None else f"{text} ± {self.half_width:{spec.lstrip('+')}}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One learner on one benchmark, over its seeds.
+
+    Runs that were tested on held-out data have a `benchmark` of their own (`Run.benchmark`).
+    """
+
+    benchmark: str
+    name: str
+    runs: tuple[Run, ...]
+
+    def estimate(self, key: str) -> Estimate:
+        """Of a number that `result.json` holds: acc, bwt, fwt, seconds, …"""
+        return Estimate.of([run.result[key] for run in self.runs])
+
+    @property
+    def learner(self) -> str:
+        return str(self.runs[0].config["learner"])
+
+    @property
+    def memory(self) -> int | None:
+        """Examples remembered in all once every task is known; None for who remembers none."""
+        config = _without_seed(self.runs[0])
+        if config.get("budget") is not None:
+            return int(config["budget"])
+        if config.get("memories") is None:
+            return None
+        return int(config["memories"]) * int(self.runs[0].R.shape[1])
+
+    @property
+    def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The mean accuracy matrix over the seeds."""
+        return np.array([run.R for run in self.runs]).mean(axis=0)  # type: ignore[no-any-return]
+
+    @property
+    def first_task(self) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
+        """Examples observed, and the mean accuracy on the first task after them."""
+        curves = [run.result["curves"] for run in self.runs]
+        accuracy = np.mean([np.array(curve["accuracy"])[:, 0] for curve in curves], axis=0)
+        return curves[0]["examples"], accuracy
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Rows that differ in nothing but how much they remember, least first."""
+
+    benchmark: str
+    name: str
+    rows: tuple[Row, ...]
+
+
+def summarize(runs: Sequence[Run]) -> list[Row]:
+    """One row per experiment, benchmarks by name, learners in the paper's order.
+
+    Rows whose names would be the same are told apart by the settings in which they differ. All rows
+    of a benchmark say in which `conditions` they differ.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_without_seed(run), sort_keys=True), []).append(run)
+    members = sorted(groups.values(), key=lambda group: _place(group[0]))
+    names = _names([(group[0], _without_seed(group[0])) for group in members])
+    return [
+        Row(group[0].benchmark, name, tuple(group))
+        for group, name in zip(members, names, strict=True)
+    ]
+
+
+def failed_lines(failures: Sequence[Failure]) -> list[str]:
+    """Which settings failed and how, a line for each."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        settings = failure.config.get("settings")
+        named = settings.items() if isinstance(settings, dict) else ()
+        details = ", ".join(f"{name}={value}" for name, value in named)
+        name = f"{failure.config['benchmark']}, {failure.config['learner']} ({details})"
+        groups.setdefault(name, []).append(failure)
+    return [
+        f"{name}: {len(group)} run{'s' if len(group) > 1 else ''}, {group[0].error.splitlines()[0]}"
+        for name, group in groups.items()
+    ]
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """What a run was made with but for its learner, the learner's settings and the seed."""
+    # Whether the data were shuffled is in every run's name.
+    others = ("benchmark", "learner", "settings", "seed", "shuffled")
+    return {name: value for name, value in run.config.items() if name not in others}
+
+
+def seeds_text(rows: Sequence[Row]) -> str | None:
+    """How many seeds the rows' means are over; None where there are no means."""
+    numbers = sorted({len(row.runs) for row in rows})
+    if numbers == [1]:
+        return None
+    few = f"{numbers[0]} to " if len(numbers) > 1 else ""
+    return f"mean of {few}{numbers[-1]} seeds"
+
+
+def leading(rows: Sequence[Row], limit: int) -> list[Row]:
+    """At most `limit` rows, in their order: every learner's best ACC, then its second best, …"""
+    acc = [row.estimate("acc").mean for row in rows]
+    best_first = sorted(range(len(rows)), key=lambda i: -acc[i])
+    seen: dict[str, int] = {}
+    rank = {}
+    for i in best_first:
+        rank[i] = seen[rows[i].learner] = seen.get(rows[i].learner, 0) + 1
+    kept = sorted(best_first, key=lambda i: rank[i])[:limit]
+    return [rows[i] for i in sorted(kept)]
+
+
+def memory_lines(rows: Sequence[Row]) -> list[MemoryLine]:
+    """The lines of a plot of ACC against memory: only where there are two sizes or more."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.memory is not None:
+            key = json.dumps(_without_memory(row.runs[0]), sort_keys=True)
+            groups.setdefault(key, []).append(row)
+    lines = [group for group in groups.values() if len({row.memory for row in group}) > 1]
+    names = _names([(group[0].runs[0], _without_memory(group[0].runs[0])) for group in lines])
+    return [
+        MemoryLine(group[0].benchmark, name, tuple(sorted(group, key=lambda row: row.memory or 0)))
+        for group, name in zip(lines, names, strict=True)
+    ]
+
+
+def _without_seed(run: Run) -> dict[str, Any]:
+    flat = {name: value for name, value in run.config.items() if name not in ("seed", "settings")}
+    settings: dict[str, Any] = run.config.get("settings", {})
+    return flat | settings
+
+
+def _without_memory(run: Run) -> dict[str, Any]:
+    flat = _without_seed(run)
+    return {name: value for name, value in flat.items() if name not in ("memories", "budget")}
+
+
+def _place(run: Run) -> tuple[Any, ...]:
+    names = list(LEARNERS)
+    learner = run.config["learner"]
+    place = names.index(learner) if learner in names else len(names)
+    text = json.dumps(_without_seed(run), sort_keys=True)
+    # Every second part is a number: 64 memories come before 256, and 256 before 1024.
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
+    natural = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
+    return run.benchmark, place, natural
+
+
+def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
+    """A name for each run, with the conditions and settings in which it differs from others.
+
+    Conditions are those of all runs on its benchmark, settings those of its namesakes.
+    """
+    neighbours: dict[str, list[dict[str, Any]]] = {}
+    namesakes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run, settings in members:
+        neighbours.setdefault(run.benchmark, []).append(conditions(run))
+        namesakes.setdefault((run.benchmark, run.name), []).append(settings)
+    across = {key: _differing(alike) for key, alike in neighbours.items()}
+    within = {key: _differing(alike) for key, alike in namesakes.items()}
+    names = []
+    for run, settings in members:
+        telling = across[run.benchmark] | within[run.benchmark, run.name]
+        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
+        names.append(f"{run.name} ({details})" if details else run.name)
+    return names
+
+
+def _differing(alike: Sequence[dict[str, Any]]) -> set[str]:
+    """The names whose values are not the same in all."""
+    return {
+        name
+        for name in set().union(*alike)
+        if any(other.get(name) != alike[0].get(name) for other in alike)
+    }

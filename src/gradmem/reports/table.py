@@ -1,0 +1,101 @@
+"""The summary as a table: for the terminal, and for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
+from rich.table import Table
+
+from gradmem.reports.summary import Row, seeds_text
+
+__all__ = ["markdown_table", "terminal_table"]
+
+#: Column → how its numbers are written.
+COLUMNS = {"acc": ".3f", "bwt": "+.3f", "fwt": "+.3f", "seconds": ".1f"}
+
+#: What a narrow terminal goes without, first to last. It always has the learner and ACC.
+DROPPED = ("fwt", "seconds", "bwt")
+
+#: A word of a name that is longer may be broken.
+WORD = 30
+
+
+def terminal_table(rows: Sequence[Row]) -> RenderableType:
+    """Learner, ACC, BWT, FWT and seconds, a row per learner; without those that find no room."""
+    return _Fitted(rows)
+
+
+def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
+    """The same as Markdown, with all columns, and below what else was tried and failed."""
+    lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
+    lines += [[_name(row, rows), *_numbers(row).values()] for row in rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return text + ("\nFailed:\n\n" + "".join(f"- {line}\n" for line in failed) if failed else "")
+
+
+class _Fitted:
+    """A table that is made when it is known how wide it may be."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.names = [_name(row, rows) for row in rows]
+        self.numbers = [_numbers(row) for row in rows]
+        self.widths = {
+            column: max(len(_heading(column)), *(len(cells[column]) for cells in self.numbers))
+            for column in COLUMNS
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = self._columns(options.max_width)
+        left = [_heading(column) for column in COLUMNS if column not in columns]
+        table = Table(
+            title=escape(_title(self.rows)),
+            title_justify="left",
+            caption=f"No room for {', '.join(left)}" if left else None,
+            caption_justify="left",
+        )
+        # Whatever cannot be helped is folded: nothing is cut off.
+        table.add_column("learner", overflow="fold")
+        for column in columns:
+            width = self.widths[column]
+            table.add_column(_heading(column), justify="right", width=width, overflow="fold")
+        before = self.rows[0]
+        for row, name, numbers in zip(self.rows, self.names, self.numbers, strict=True):
+            if before.benchmark != row.benchmark:
+                table.add_section()
+            table.add_row(escape(name), *(numbers[column] for column in columns))
+            before = row
+        yield table
+
+    def _columns(self, width: int) -> list[str]:
+        """The columns that leave room for the longest word of a name."""
+        word = min(WORD, max(len(word) for name in self.names for word in name.split()))
+        columns = list(COLUMNS)
+        for dropped in DROPPED:
+            # Each column has a border and two spaces, and there is one border more.
+            taken = sum(self.widths[column] + 3 for column in columns)
+            if taken + word + 4 <= width:
+                break
+            columns.remove(dropped)
+        return columns
+
+
+def _title(rows: Sequence[Row]) -> str:
+    names = "; ".join(dict.fromkeys(row.benchmark for row in rows))
+    seeds = seeds_text(rows)
+    return names if seeds is None else f"{names}: {seeds} ± 95% interval"
+
+
+def _heading(column: str) -> str:
+    return column if column == "seconds" else column.upper()
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    several = len({other.benchmark for other in rows}) > 1
+    return f"{row.benchmark}, {row.name}" if several else row.name
+
+
+def _numbers(row: Row) -> dict[str, str]:
+    return {column: row.estimate(column).format(spec) for column, spec in COLUMNS.items()}

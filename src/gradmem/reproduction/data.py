@@ -1,0 +1,34 @@
+"""Whether data are those that the paper used: only then can numbers be compared."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from gradmem.data import load_cifar100, load_mnist
+from gradmem.reproduction.plan import OTHER, SAMPLE, WHOLE
+
+__all__ = ["kind_of_data"]
+
+#: SHA-256 of the images and labels of the paper's test sets.
+TEST_SETS = {
+    "mnist": "a0863a96c44e5666edbb30c4071ee79ca0514c621e6349c5967fc78e7305c891",
+    "cifar100": "9f0797cda23af3231dce0cca7e8d619c0607f6bb8ca05e9b95ff23e4d044c600",
+}
+
+
+def kind_of_data(benchmark: str, data: str | None) -> str:
+    """`WHOLE`, `SAMPLE` or `OTHER`: what a benchmark finds under `data`."""
+    if data == SAMPLE:
+        return SAMPLE
+    name = "mnist" if benchmark.startswith("mnist") else "cifar100"
+    return WHOLE if _test_set(name, data) == TEST_SETS[name] else OTHER
+
+
+@cache
+def _test_set(name: str, data: str | None) -> str:
+    images = load_mnist(data) if name == "mnist" else load_cifar100(data)
+    hashed = hashlib.sha256()
+    for part in (images.test_x, images.test_y):
+        hashed.update(part.contiguous().numpy().data)
+    return hashed.hexdigest()

@@ -1,0 +1,189 @@
+"""What has been run, as small files: one per setting, with R of every seed, to be kept for good."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.reports import Row
+from gradmem.reproduction.plan import SAMPLE, WHOLE, Conditions, Setting
+from gradmem.runs.folder import Run, write_whole
+
+__all__ = ["Kept", "keep", "load"]
+
+#: Accuracies are kept with so many digits: MNIST's test sets have 10,000 images.
+DIGITS = 4
+
+#: What a file says once for all its runs, taken from their config.
+COMMON = ("epochs", "shuffled", "n_tasks", "examples_per_task", "batch_size", "device")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs of one setting, read back."""
+
+    setting: Setting
+    row: Row
+    alone: tuple[bool, ...]
+    """Of each run, whether it had the machine to itself, so that its seconds can be compared."""
+    about: dict[str, Any]
+    """The rest of the file: settings, command, data, machines, …"""
+
+    @property
+    def seeds(self) -> int:
+        return len(self.row.runs)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is smaller than the paper's, so that there is nothing to compare it with."""
+        return _is_trial(self.about)
+
+
+def keep(
+    folder: str | os.PathLike[str],
+    setting: Setting,
+    runs: Sequence[tuple[Run, bool]],
+    command: str,
+    data: str | None = None,
+) -> Path | None:
+    """Write a setting's file, in place of one that rests on no more seeds.
+
+    Parameters
+    ----------
+    folder
+        Where the files are; made if need be.
+    setting
+        What was run.
+    runs
+        Its runs, each with whether it had the machine to itself.
+    command
+        What was typed.
+    data
+        What the data are, if that is known (`kind_of_data`).
+
+    Returns
+    -------
+    Path or None
+        The file; None if the one that is there is better and stays: more seeds, or no trial.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"{setting.slug}.json"
+    before = _read_named(path) if path.exists() else None
+    first = runs[0][0]
+    machines = [*{json.dumps(run.result["versions"]): None for run, _ in runs}]
+    about = {
+        "benchmark": setting.benchmark,
+        "learner": setting.learner,
+        "changes": dict(setting.changes),
+        "settings": first.config["settings"],
+        **{name: first.config[name] for name in COMMON},
+        # Where the data lie is nobody's business.
+        "data": data or (SAMPLE if first.config["data"] == SAMPLE else WHOLE),
+        "command": command,
+        "machines": [json.loads(machine) for machine in machines],
+        "examples": first.result["curves"]["examples"],
+    }
+    lines = [
+        _compact(
+            {"seed": run.config["seed"], "alone": alone}
+            | {name: _rounded(v, 6) for name, v in _facts(run).items()}
+            | {"machine": machines.index(json.dumps(run.result["versions"]))}
+            | {name: _rounded(run.result[name], DIGITS) for name in ("baseline", "R")}
+        )
+        for run, alone in runs
+    ]
+    if before is not None and _rank(before.about, before.seeds) > _rank(about, len(runs)):
+        return None
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    write_whole(path, f'{head},\n "runs": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
+    return path
+
+
+def load(folder: str | os.PathLike[str]) -> dict[Setting, Kept]:
+    """All that is kept in a folder."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} is no folder with kept results")
+    found = {}
+    for file in sorted(Path(folder).glob("*.json")):
+        if file.name.startswith("grid-"):
+            continue
+        kept = _read_named(file)
+        found[kept.setting] = kept
+    return found
+
+
+def _is_trial(about: dict[str, Any]) -> bool:
+    size = {name: about[name] for name in ("n_tasks", "examples_per_task", "data")}
+    return Conditions(**size).is_trial(about["benchmark"])
+
+
+def _rank(about: dict[str, Any], seeds: int) -> tuple[bool, int]:
+    return not _is_trial(about), seeds
+
+
+def _read_named(file: Path) -> Kept:
+    try:
+        return _read(file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{file} is no kept result: {error!r}") from error
+
+
+def _read(file: Path) -> Kept:
+    about = json.loads(file.read_text("utf-8"))
+    runs = about.pop("runs")
+    setting = Setting(
+        about["benchmark"],
+        about["learner"],
+        tuple(about["changes"].items()),
+        about["epochs"],
+        about["shuffled"],
+    )
+    for name in ("machines", "command", "settings", "n_tasks", "examples_per_task", "data"):
+        about[name]  # what every file has
+    read = [_run(file, about, run) for run in runs]
+    name = read[0].name
+    return Kept(
+        setting,
+        Row(setting.benchmark, name, tuple(read)),
+        tuple(bool(run["alone"]) for run in runs),
+        about,
+    )
+
+
+def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
+    config = {name: about[name] for name in ("benchmark", "learner", "settings", "data", *COMMON)}
+    R, baseline = np.array(run["R"]), np.array(run["baseline"])
+    result = {name: value for name, value in run.items() if name not in ("seed", "alone")}
+    # R is the one truth: what follows from it is computed again.
+    learned = [None] if about["shuffled"] else range(len(R))
+    metrics = transfer_metrics(R, baseline, learned)
+    result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
+    result["versions"] = about["machines"][run["machine"]]
+    result["curves"] = {"examples": about["examples"], "accuracy": [baseline, *R]}
+    return Run(file, config | {"seed": run["seed"]}, result)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Metrics, seconds and the learner's counts: all that is a single number."""
+    return {
+        name: value
+        for name, value in run.result.items()
+        if name != "seed" and (value is None or isinstance(value, int | float))
+    }
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item, digits) for item in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

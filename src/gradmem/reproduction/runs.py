@@ -1,0 +1,135 @@
+"""Making the paper's runs in a folder that can be left and come back to.
+
+OUT/alone       Table 1's runs: one after another, with all cores, since their seconds are compared
+OUT/others      the rest, several at a time where there are cores for it
+OUT/grid-NAME   the sweep behind a benchmark's settings, if asked for
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradmem.reproduction.plan import Conditions, Setting, settings_of
+from gradmem.runs.folder import Run
+from gradmem.sweeps import Event, Executor, InTurn, Phase, Planned, Processes, Store
+from gradmem.sweeps.perform import FINISHED
+
+__all__ = ["Made", "Timed", "default_workers", "executor_for", "make_runs"]
+
+
+#: Runs, each with whether it had the machine to itself.
+Timed = list[tuple[Run, bool]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of the runs."""
+
+    runs: dict[Setting, Timed]
+    """The finished ones, by seed."""
+    failed: list[tuple[Planned, str]]
+
+
+def make_runs(
+    out: str | os.PathLike[str],
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    conditions: Conditions,
+    executor: Executor | None = None,
+    retry_failed: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    on_finished: Callable[[Setting, Timed], None] | None = None,
+) -> Made:
+    """Make all runs that the folder lacks; it can be interrupted or killed and called again.
+
+    Parameters
+    ----------
+    out
+        The folder.
+    settings, seeds
+        Each setting is run with each seed.
+    conditions
+        What all runs have in common.
+    executor
+        Where runs other than Table 1's are made.
+    retry_failed, on_event
+        See `gradmem.sweeps.run_sweep`.
+    on_finished
+        Called after each run with its setting and all runs of it that are finished, so that
+        nothing is lost when the rest is never made.
+    """
+    out = Path(out)
+    cuda = conditions.device.startswith("cuda")
+    timed = set(settings_of(["table-1"]))
+    planned = {
+        (setting, seed): Planned(conditions.experiment(setting, seed))
+        for setting, seed in _order(settings, seeds, cuda)
+    }
+    setting_of = {run.key: setting for (setting, _), run in planned.items()}
+
+    def finished(setting: Setting) -> Timed:
+        store = Store(out / ("alone" if setting in timed else "others"))
+        keys = [planned[setting, seed].key for seed in seeds]
+        return [(store.run(key), setting in timed) for key in keys if store.is_finished(key)]
+
+    def report(event: Event) -> None:
+        if on_finished and event.run and event.outcome and event.outcome.kind == FINISHED:
+            setting = setting_of[event.run.key]
+            on_finished(setting, finished(setting))
+        if on_event:
+            on_event(event)
+
+    failed: dict[str, tuple[Planned, str]] = {}
+    with _only_one(out):
+        for name, where in (("alone", InTurn()), ("others", executor or executor_for(conditions))):
+            runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
+            if runs:
+                keep = len(seeds) if cuda else 1
+                phase = Phase(Store(out / name), where, keep, retry_failed, report)
+                failed |= phase.make(name, runs)
+    made = {setting: finished(setting) for setting in settings}
+    return Made({setting: runs for setting, runs in made.items() if runs}, list(failed.values()))
+
+
+def executor_for(conditions: Conditions, workers: int | None = None) -> Executor:
+    """All cores, or this process where there is one worker or a GPU."""
+    workers = default_workers(conditions) if workers is None else workers
+    return InTurn() if workers == 1 else Processes(workers)
+
+
+def default_workers(conditions: Conditions) -> int:
+    """One per two cores, since one run with two threads is quicker than two with one; GPU: one."""
+    from gradmem.runs.machine import cores
+
+    return 1 if conditions.device.startswith("cuda") else max(1, cores() // 2)
+
+
+def _order(
+    settings: Sequence[Setting], seeds: Sequence[int], cuda: bool
+) -> list[tuple[Setting, int]]:
+    """On a GPU a setting's seeds follow each other and share recorded steps; else data are shared.
+
+    Runs share their data if they have the benchmark, the seed and the epochs in common.
+    """
+    alike = sorted(settings, key=lambda s: (s.benchmark, s.shuffled, s.epochs))
+    if cuda:
+        return [(setting, seed) for setting in alike for seed in seeds]
+    pairs = [(setting, seed) for seed in seeds for setting in alike]
+    return sorted(pairs, key=lambda p: (p[0].benchmark, p[0].shuffled, p[0].epochs, p[1]))
+
+
+@contextmanager
+def _only_one(out: Path) -> Iterator[None]:
+    """Two at once would spoil each other's seconds."""
+    from filelock import FileLock, Timeout
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / "paper.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"another `gradmem paper` is at work in {out}: wait for it") from None

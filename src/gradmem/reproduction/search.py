@@ -1,0 +1,115 @@
+"""The search for settings (Appendix A) made again: a sweep, and what it chose as a small file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradmem.published import grids
+from gradmem.reproduction.plan import Conditions
+from gradmem.runs.folder import write_json
+from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
+from gradmem.sweeps.plan import FIRST_FINAL_SEED
+
+__all__ = ["keep_search", "load_searches", "search"]
+
+#: Settings are chosen with so many seeds.
+SEEDS = 3
+
+
+def search(
+    out: str | os.PathLike[str],
+    benchmark: str,
+    conditions: Conditions,
+    seeds: int,
+    executor: Executor,
+    retry_failed: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    grid: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Finished:
+    """Try the paper's grid on held-out data, and run what is best on the test sets.
+
+    Parameters
+    ----------
+    out
+        The sweep's folder is made in it.
+    benchmark
+        Its grid is tried.
+    conditions
+        What all runs have in common.
+    seeds
+        Of the runs with the chosen settings; the choice itself takes three others.
+    executor, retry_failed, on_event
+        See `gradmem.sweeps.run_sweep`.
+    grid
+        In place of the paper's: learner → setting → values.
+    """
+    tried = {name: dict(values) for name, values in (grid or grids()[benchmark]).items()}
+    if conditions.precision is not None and "gem" in tried:
+        tried["gem"]["precision"] = [conditions.precision]
+    common = {name: v for name, v in conditions.common(benchmark).items() if v is not None}
+    sweep = Sweep(
+        {benchmark: tried},
+        seeds=tuple(range(SEEDS)),
+        final_seeds=tuple(range(FIRST_FINAL_SEED, FIRST_FINAL_SEED + seeds)),
+        common=common,
+    )
+    return run_sweep(Path(out) / f"grid-{benchmark}", sweep, executor, retry_failed, on_event)
+
+
+def keep_search(
+    folder: str | os.PathLike[str],
+    benchmark: str,
+    done: Finished,
+    conditions: Conditions,
+    command: str,
+) -> Path:
+    """Write what a search chose, and how that did on the test sets."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    kept = {
+        "benchmark": benchmark,
+        "chosen_on": MODES["validation"],
+        "command": command,
+        "trial": conditions.is_trial(benchmark),
+        "device": conditions.device,
+        "machine": done.runs[0].result["versions"] if done.runs else {},
+        "choices": [
+            {
+                "learner": choice.learner,
+                "settings": choice.settings,
+                "validation_acc": round(choice.acc, 4),
+                "seeds": choice.seeds,
+                "considered": choice.considered,
+                "failed": choice.failed,
+                "test": [
+                    {name: run.result[name] for name in ("seed", "acc", "bwt", "fwt")}
+                    for run in done.runs
+                    if run.config["learner"] == choice.learner
+                ],
+            }
+            for choice in done.choices
+        ],
+    }
+    path = Path(folder) / f"grid-{benchmark}.json"
+    write_json(path, kept)
+    return path
+
+
+def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The searches kept in a folder."""
+    files = sorted(Path(folder).glob("grid-*.json"))
+    return [_read(file) for file in files]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        for name in ("benchmark", "command", "trial", "machine", "choices"):
+            found[name]  # what every file has
+        found.setdefault("device", "cpu")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no kept search: {error!r}") from error
+    return found

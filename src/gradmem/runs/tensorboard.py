@@ -1,0 +1,84 @@
+"""Logging runs for TensorBoard, which is an extra: `pip install "gradmem[tensorboard]"`."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from gradmem.evaluation.protocol import Progress, Result
+
+__all__ = ["TensorBoardLog"]
+
+#: How often in a run the speed is written down.
+SPEED_POINTS = 100
+
+
+class TensorBoardLog:
+    """A run's `on_progress` that writes what TensorBoard shows, over examples observed.
+
+    ACC over the tasks learned so far and the accuracy on every task whenever they are measured,
+    and the examples per second.
+
+    Parameters
+    ----------
+    folder
+        This run's own folder; TensorBoard is given one of the folders above it.
+
+    Examples
+    --------
+    >>> def watched(learner, continuum, folder):
+    ...     with TensorBoardLog(folder) as log:
+    ...         return gradmem.run(learner, continuum, on_progress=log)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._writer = _summary_writer()(os.fspath(folder))
+        self._points = 0  # of the learning curves that are written
+        self._hundredth = -1
+
+    def __call__(self, progress: Progress) -> None:
+        """Write what is new."""
+        hundredth = progress.examples * SPEED_POINTS // progress.n_examples
+        if hundredth > self._hundredth and progress.seconds > 0:
+            self._hundredth = hundredth
+            rate = progress.examples / progress.seconds
+            self._writer.add_scalar("examples per second", rate, progress.examples)
+        if progress.partial is not None:
+            if progress.acc is not None:
+                self._writer.add_scalar("ACC so far", progress.acc, progress.examples)
+            self._add_curves(progress.partial)
+            self._writer.flush()  # a run is watched while it goes on
+
+    def _add_curves(self, result: Result) -> None:
+        digits = len(str(len(result.labels)))  # task 02 is before task 10
+        for i in range(self._points, len(result.curve_examples)):
+            for j, label in enumerate(result.labels):
+                name = f"accuracy/task {j + 1:0{digits}} {label}"
+                accuracy = float(result.curves[i, j])
+                self._writer.add_scalar(name, accuracy, result.curve_examples[i])
+        self._points = len(result.curve_examples)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            f'logging for TensorBoard needs an extra ({error}): pip install "gradmem[tensorboard]"'
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,180 @@
+"""Where runs are made: a function, many items, and their outcomes as they come.
+
+An engine for a cluster goes behind the same call. The function can be pickled, finds its work in
+the sweep's folder and may be given the same item twice: it runs nothing that is done or claimed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, resource_tracker
+from typing import Any, Protocol, TypeVar
+
+from gradmem.runs.machine import cores
+from gradmem.validation import positive_int
+
+__all__ = ["Died", "Executor", "InTurn", "Processes"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: What tells the libraries below torch how many threads to use; read when they are loaded.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Died:
+    """The outcome of an item whose process ended without an answer."""
+
+    exit_code: int | None
+
+    def __str__(self) -> str:
+        code = self.exit_code
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                name = signal.Signals(-code).name
+                hint = " (out of memory?)" if name == "SIGKILL" else ""
+                return f"the worker was ended by {name}{hint}"
+        return f"the worker ended with exit code {code}"
+
+
+class Executor(Protocol):
+    """A map of items to outcomes."""
+
+    def __call__(
+        self, function: Callable[[T], R], items: Sequence[T]
+    ) -> Generator[tuple[T, R | Died], None, None]:
+        """Call `function` with each item, and yield each with its outcome when it is there.
+
+        Closing the generator early ends what is still being done.
+        """
+        ...
+
+
+class InTurn:
+    """In this process, one after another in the order given; for a GPU.
+
+    Examples
+    --------
+    >>> list(InTurn()(abs, [-1, 2]))
+    [(-1, 1), (2, 2)]
+    """
+
+    def __call__(
+        self, function: Callable[[T], R], items: Sequence[T]
+    ) -> Generator[tuple[T, R], None, None]:
+        for item in items:
+            yield item, function(item)
+
+
+class Processes:
+    """In several processes on this machine, each with its share of the cores.
+
+    An item whose process dies has a `Died` as its outcome; another process takes its place.
+
+    Parameters
+    ----------
+    workers
+        How many; by default one per core.
+    threads
+        Of each, by default its share of the cores. More threads than cores slow each other down
+        many times over. Results are the same to the last bit for any number of workers, but not
+        for any number of threads: sums are split up differently.
+    """
+
+    def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
+        self.workers = positive_int("workers", cores() if workers is None else workers)
+        share = max(1, cores() // self.workers)
+        self.threads = positive_int("threads", share if threads is None else threads)
+
+    def __call__(
+        self, function: Callable[[T], R], items: Sequence[T]
+    ) -> Generator[tuple[T, R | Died], None, None]:
+        waiting = list(reversed(items))
+        workers: dict[Any, _Worker] = {}  # by their end of the pipe
+        try:
+            while waiting or workers:
+                while waiting and len(workers) < self.workers:
+                    worker = _Worker(function, self.threads)
+                    workers[worker.pipe] = worker
+                    worker.give(waiting.pop())
+                for pipe in connection.wait(list(workers)):
+                    worker = workers[pipe]
+                    item, outcome = worker.take()
+                    if isinstance(outcome, Died) or not waiting:
+                        workers.pop(pipe).end()
+                    else:
+                        worker.give(waiting.pop())
+                    yield item, outcome
+        finally:
+            for worker in workers.values():
+                worker.end()
+
+
+class _Worker:
+    """A process that does one item after another."""
+
+    def __init__(self, function: Callable[[Any], Any], threads: int) -> None:
+        context = get_context("spawn")  # torch's threads and CUDA do not survive a fork
+        self.pipe, theirs = context.Pipe()
+        self.item: Any = None
+        arguments = (function, theirs, threads)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        with _inherited(threads):
+            self.process.start()
+        theirs.close()
+
+    def give(self, item: Any) -> None:
+        self.item = item
+        with suppress(OSError):  # it died: `take` will say so
+            self.pipe.send(item)
+
+    def take(self) -> tuple[Any, Any]:
+        try:
+            return self.item, self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return self.item, Died(self.process.exitcode)
+
+    def end(self) -> None:
+        """End the process, whatever it is doing: files are written whole or not at all."""
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+        self.process.close()
+
+
+def _work(function: Callable[[Any], Any], pipe: connection.Connection, threads: int) -> None:
+    """The life of a worker: until it is ended, or nobody is there any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    import torch
+
+    torch.set_num_threads(threads)
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send(function(pipe.recv()))
+
+
+@contextmanager
+def _inherited(threads: int) -> Iterator[None]:
+    """What a process started inside finds: its threads, and no interrupt while it starts."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update({name: str(threads) for name in THREADS})
+    masked = hasattr(signal, "pthread_sigmask")
+    if masked:
+        resource_tracker.ensure_running()  # it would unblock signals itself
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        if masked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

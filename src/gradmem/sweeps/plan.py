@@ -1,0 +1,210 @@
+"""A sweep as data: which learners, on which benchmarks, with which settings and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from typing import Any
+
+from gradmem.benchmarks import BENCHMARKS
+from gradmem.benchmarks.recipes import setting_names
+from gradmem.runs.experiment import Experiment
+from gradmem.validation import non_negative_int, one_of, positive, positive_int
+
+__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep"]
+
+#: Setting → the values to try.
+Grid = Mapping[str, Sequence[Any]]
+
+#: What settings are chosen on.
+MODES = {
+    "validation": "data held out of the training sets",
+    "first-tasks": "data held out of the first tasks' training sets",
+    "test-as-published": "the test sets that are also reported, as the paper did",
+}
+
+#: Chosen settings are run with seeds from here on: tasks, examples and first weights that the
+#: choice has not seen, however many seeds it is extended by.
+FIRST_FINAL_SEED = 1000
+
+#: Fields of `Experiment` that a sweep decides for each run.
+_PER_RUN = ("benchmark", "learner", "settings", "seed", "held_out", "first_tasks")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Learner × benchmark × grid × seeds.
+
+    Parameters
+    ----------
+    grids
+        Benchmark → learner → setting → the values to try, all with all. A learner without settings
+        to try is run as in the paper's recipe, like all that a grid does not name.
+    seeds
+        Each setting is run with all of them.
+    select
+        What the best settings are chosen on: "validation" (`held_out` of each task's training
+        examples), "first-tasks" (the same, on the first tasks only: cheaper), or
+        "test-as-published" (the test sets; the numbers in the paper were chosen so).
+    final_seeds
+        Seeds of the runs with the chosen settings, on all training data and the test sets, which
+        are what is reported. If left out: as many as `seeds`, from 1000 on; for
+        "test-as-published" the same as `seeds`, since the paper reports the runs it chose from.
+    held_out, first_tasks
+        See `Experiment`; how much is held out, and how many are the first tasks.
+    common
+        What all runs have in common: other fields of `Experiment` (data, n_tasks, device, …).
+
+    Examples
+    --------
+    >>> sweep = Sweep({"mnist-rotations": {"single": {"lr": [0.01, 0.1]}, "gem": {"lr": [0.1]}}},
+    ...               seeds=(0, 1), common={"data": "sample", "n_tasks": 2})
+    >>> len(sweep.experiments())
+    6
+    >>> sweep.final_seeds
+    (1000, 1001)
+    >>> Sweep.from_json(sweep.to_json()) == sweep
+    True
+    """
+
+    grids: Mapping[str, Mapping[str, Grid]]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    select: str = "validation"
+    final_seeds: tuple[int, ...] = ()
+    held_out: float = 0.1
+    first_tasks: int = 3
+    common: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of("select", self.select, MODES)
+        object.__setattr__(self, "grids", _checked(self.grids))
+        object.__setattr__(self, "seeds", _seeds("seeds", self.seeds))
+        final = self.final_seeds
+        if not final:
+            honest = range(FIRST_FINAL_SEED, FIRST_FINAL_SEED + len(self.seeds))
+            final = self.seeds if self.select == "test-as-published" else tuple(honest)
+        object.__setattr__(self, "final_seeds", _seeds("final_seeds", final))
+        if positive("held_out", self.held_out) >= 1:
+            raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
+        positive_int("first_tasks", self.first_tasks)
+        allowed = [f.name for f in fields(Experiment) if f.name not in _PER_RUN]
+        for name in self.common:
+            one_of("a field in common", name, allowed)
+
+    @property
+    def device(self) -> str:
+        return str(self.common.get("device", "cpu"))
+
+    def settings(self, benchmark: str, learner: str) -> list[dict[str, Any]]:
+        """All combinations of a grid's values."""
+        grid = self.grids[benchmark][learner]
+        return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+    def experiments(self, mode: str | None = None) -> list[Experiment]:
+        """The runs to choose from, in the order in which they are best made.
+
+        Learners take turns, so that it is soon known how long each takes. On a GPU a setting's
+        seeds follow each other, and steps recorded for the first are replayed for the others;
+        elsewhere all runs of a seed do, and share its data.
+        """
+        mode = one_of("select", self.select if mode is None else mode, MODES)
+        changes: dict[str, Any] = {}
+        if mode != "test-as-published":
+            changes["held_out"] = self.held_out
+        if mode == "first-tasks":
+            changes["first_tasks"] = self.first_tasks
+        made = []
+        for benchmark, learners in self.grids.items():
+            tried = [[(name, s) for s in self.settings(benchmark, name)] for name in learners]
+            turns = [row[i] for i in range(max(map(len, tried))) for row in tried if i < len(row)]
+            if self.device.startswith("cuda"):
+                runs = [(one, seed) for one in turns for seed in self.seeds]
+            else:
+                runs = [(one, seed) for seed in self.seeds for one in turns]
+            made += [
+                Experiment(benchmark, name, settings, seed=seed, **self.common, **changes)
+                for (name, settings), seed in runs
+            ]
+        return made
+
+    def final(self, chosen: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Experiment]:
+        """The runs to report: chosen (benchmark, learner, settings), all data, the test sets."""
+        return [
+            Experiment(benchmark, learner, settings, seed=seed, **self.common)
+            for benchmark, learner, settings in chosen
+            for seed in self.final_seeds
+        ]
+
+    def extended(self, other: Sweep) -> Sweep:
+        """This sweep with the values and seeds of another; all else must be the same."""
+        for name in ("select", "held_out", "first_tasks", "common"):
+            if getattr(self, name) != getattr(other, name):
+                raise ValueError(
+                    f"a sweep can be extended by values and seeds, but its {name} is "
+                    f"{getattr(self, name)!r}, got {getattr(other, name)!r}: choose another folder"
+                )
+        grids = {b: dict(learners) for b, learners in self.grids.items()}
+        for benchmark, learners in other.grids.items():
+            for learner, grid in learners.items():
+                known = grids.setdefault(benchmark, {}).get(learner, grid)
+                if set(known) != set(grid):
+                    raise ValueError(
+                        f"the grid of {learner} has {', '.join(known)}, got {', '.join(grid)}: "
+                        "choose another folder for other settings"
+                    )
+                grids[benchmark][learner] = {
+                    name: [*dict.fromkeys([*known[name], *grid[name]])] for name in known
+                }
+        return replace(
+            self,
+            grids=grids,
+            seeds=tuple(sorted({*self.seeds, *other.seeds})),
+            final_seeds=tuple(sorted({*self.final_seeds, *other.final_seeds})),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """This sweep as plain data, for `sweep.json`."""
+        plain = asdict(self)
+        return plain | {name: list(plain[name]) for name in ("seeds", "final_seeds")}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Sweep:
+        """The sweep that `to_json` wrote down."""
+        known = [f.name for f in fields(cls)]
+        for name in value:
+            one_of("a field of a sweep", name, known)
+        if "grids" not in value:
+            raise ValueError(f"a sweep has grids, got only {', '.join(value)}")
+        return cls(**value)
+
+
+def _seeds(name: str, seeds: Iterable[int]) -> tuple[int, ...]:
+    numbers = tuple(non_negative_int("a seed", seed) for seed in seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{name} must be different numbers, at least one, got {list(numbers)}")
+    return numbers
+
+
+def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
+    """The grids as plain data; every name in them is known, and every setting has values."""
+    if not isinstance(grids, Mapping) or not grids:
+        raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
+    plain: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    for benchmark, learners in grids.items():
+        one_of("benchmark", benchmark, BENCHMARKS)
+        if not isinstance(learners, Mapping) or not learners:
+            raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
+        plain[benchmark] = {}
+        for learner, grid in learners.items():
+            allowed = setting_names(learner)
+            if not isinstance(grid, Mapping):
+                raise ValueError(f"the grid of {learner} must be setting → values, got {grid!r}")
+            for name, values in grid.items():
+                one_of(f"a setting of {learner}", name, allowed)
+                if not isinstance(values, list | tuple) or not values:
+                    raise ValueError(
+                        f"{learner}'s {name} must have a list of values to try, got {values!r}"
+                    )
+            plain[benchmark][learner] = {name: list(values) for name, values in grid.items()}
+    return plain

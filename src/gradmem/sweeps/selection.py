@@ -1,0 +1,124 @@
+"""Which settings are best: the mean ACC over seeds, on what the sweep holds out for choosing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradmem.runs.experiment import Experiment
+from gradmem.sweeps.keys import Planned, settings_text
+from gradmem.sweeps.store import Store
+
+__all__ = ["Choice", "Standings", "choose", "select"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best settings for a learner on a benchmark."""
+
+    benchmark: str
+    learner: str
+    settings: dict[str, Any]
+    acc: float
+    """The mean over the seeds, on the data for choosing: too good to be reported."""
+    seeds: int
+    considered: int
+    """Settings that were compared."""
+    failed: int
+    """Settings that were out because a run with them failed (diverged, say)."""
+
+
+class Standings:
+    """The best so far, as runs come in.
+
+    A setting with which any run failed is out. Of settings with the same mean, the one with the
+    smaller learning rate is better, then the one with the other smaller values, by name.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], dict[str, _Entry]] = {}
+
+    def add(self, experiment: Experiment, acc: float | None) -> None:
+        """A run is done; `acc` is None if it failed."""
+        place = self._entries.setdefault((experiment.benchmark, experiment.learner), {})
+        settings = dict(experiment.settings)
+        entry = place.setdefault(settings_text(settings), _Entry(settings, {}))
+        entry.accs[experiment.seed] = None if acc is None or math.isnan(acc) else acc
+
+    def best(self, seeds: int = 1) -> list[Choice]:
+        """The best settings with at least `seeds` runs, where there are any."""
+        choices = []
+        for (benchmark, learner), entries in self._entries.items():
+            failed = [e for e in entries.values() if None in e.accs.values()]
+            sound = [e for e in entries.values() if None not in e.accs.values()]
+            ready = [e for e in sound if len(e.accs) >= seeds]
+            if ready:
+                best = min(ready, key=lambda entry: entry.rank)
+                choices.append(
+                    Choice(
+                        benchmark,
+                        learner,
+                        best.settings,
+                        best.mean,
+                        len(best.accs),
+                        len(ready),
+                        len(failed),
+                    )
+                )
+        return choices
+
+
+@dataclass
+class _Entry:
+    settings: dict[str, Any]
+    accs: dict[int, float | None]
+
+    @property
+    def mean(self) -> float:
+        known = [acc for acc in self.accs.values() if acc is not None]
+        return math.fsum(known) / len(known)  # exact, so that the order of runs changes nothing
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        rest = [_sortable(value) for _, value in sorted(self.settings.items())]
+        return -self.mean, _sortable(self.settings.get("lr")), rest
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+
+
+def select(folder: str | os.PathLike[str], by: str | None = None) -> list[Choice]:
+    """The best settings for each benchmark and learner of a sweep whose runs are done.
+
+    A learner none of whose settings finished with all seeds has no choice.
+
+    Parameters
+    ----------
+    folder
+        The sweep's.
+    by
+        "validation", "first-tasks" or "test-as-published"; if left out, the sweep's own.
+    """
+    store = Store(folder)
+    sweep = store.sweep()
+    planned = [Planned(experiment) for experiment in sweep.experiments(by)]
+    return choose(store, planned, len(sweep.seeds))
+
+
+def choose(store: Store, planned: Sequence[Planned], seeds: int) -> list[Choice]:
+    """The best settings among these runs, all of them done."""
+    missing = [run for run in planned if not store.is_done(run.key)]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of the {len(planned)} runs to choose from are missing in "
+            f"{store.path}: `gradmem sweep {store.path}` goes on with them"
+        )
+    standings = Standings()
+    for run in planned:
+        acc = store.run(run.key).result["acc"] if store.is_finished(run.key) else None
+        standings.add(run.experiment, acc)
+    return standings.best(seeds)

@@ -1,0 +1,195 @@
+"""A sweep's folder: what is to be run, what is being run, and what came of it.
+
+sweep.json          the sweep
+runs/KEY/           config.json and result.json of a run, or failure.json
+locks/KEY.lock      held by the process that is running it, and let go by the system if it dies
+log.jsonl           a line for each run that was started, finished or failed
+chosen.json         the best settings, and the runs with them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gradmem.evaluation.protocol import Result
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import Run, RunFolder, read_run, write_json
+from gradmem.sweeps.plan import Sweep
+
+__all__ = ["Store"]
+
+#: Lines of a traceback that are kept.
+TAIL = 20
+
+
+class Store:
+    """Reads and writes a sweep's folder; any number of processes may do so at once.
+
+    A run is done when its `result.json` or `failure.json` is there. Both are written whole or not
+    at all, by the process that holds the run's lock, so that a run that is done is never begun
+    again and one whose process died can be. The folder must be on a file system with locks.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a sweep in the folder."""
+        return (self.path / "sweep.json").exists()
+
+    def open(self, sweep: Sweep) -> Sweep:
+        """Make the folder, or extend the sweep that is in it; the sweep as it is then."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"a sweep's folder is needed, {self.path} is a file")
+        self._make_folders()
+        with self._lock("sweep"):
+            if self.exists():
+                known = self.sweep()
+                sweep = known.extended(sweep)
+                if sweep == known:
+                    return known
+            _remove_strays(self.path)
+            write_json(self.path / "sweep.json", sweep.to_json())
+        return sweep
+
+    def sweep(self) -> Sweep:
+        """The sweep that lies in the folder."""
+        file = self.path / "sweep.json"
+        if not self.exists():
+            raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
+        try:
+            return Sweep.from_json(json.loads(file.read_text("utf-8")))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from None
+
+    def folder(self, key: str) -> Path:
+        return self.path / "runs" / key
+
+    def is_finished(self, key: str) -> bool:
+        return (self.folder(key) / "result.json").exists()
+
+    def is_failed(self, key: str) -> bool:
+        return (self.folder(key) / "failure.json").exists()
+
+    def is_done(self, key: str) -> bool:
+        return self.is_finished(key) or self.is_failed(key)
+
+    def run(self, key: str) -> Run:
+        """A finished run."""
+        try:
+            return read_run(self.folder(key))
+        except ValueError as error:
+            raise ValueError(
+                f"{self.folder(key)} is not a run's folder: {error}. Delete it, and its run is "
+                "made again"
+            ) from error
+
+    def failure(self, key: str) -> dict[str, Any]:
+        """What is known of a run that failed: type, message, traceback."""
+        unknown = {"type": "Error", "message": "unknown, failure.json cannot be read"}
+        try:
+            found = json.loads((self.folder(key) / "failure.json").read_text("utf-8"))
+        except ValueError:
+            return unknown
+        return unknown | found if isinstance(found, dict) else unknown
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Whether the run is this process's while the block lasts; False: it is another's."""
+        from filelock import Timeout
+
+        self._make_folders()
+        lock = self._lock(key)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def is_claimed(self, key: str) -> bool:
+        """Whether some process is running it."""
+        with self.claim(key) as free:
+            return not free
+
+    def start(self, key: str, experiment: Experiment) -> None:
+        """Note that a claimed run begins."""
+        folder = self.folder(key)
+        RunFolder(folder, experiment).open(overwrite=True)
+        _remove_strays(folder)
+        self._note(key, "started")
+
+    def finish(self, key: str, experiment: Experiment, result: Result) -> None:
+        """Keep a claimed run's result."""
+        RunFolder(self.folder(key), experiment).save(result)
+        self._note(key, "finished")
+
+    def fail(self, key: str, experiment: Experiment, error: BaseException) -> None:
+        """Keep the error that ended a claimed run."""
+        RunFolder(self.folder(key), experiment).open(overwrite=True)
+        trace = "".join(traceback.format_exception(error)).splitlines()
+        failure = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": trace[-TAIL:],
+            "time": time.time(),
+        }
+        write_json(self.folder(key) / "failure.json", failure)
+        self._note(key, "failed")
+
+    def forget_failures(self, keys: Iterable[str]) -> None:
+        """Let the runs among these that failed be run again."""
+        for key in keys:
+            with self.claim(key) as mine:
+                if mine:
+                    (self.folder(key) / "failure.json").unlink(missing_ok=True)
+
+    def choose(self, chosen: dict[str, Any]) -> Path:
+        """Keep what was chosen."""
+        file = self.path / "chosen.json"
+        with self._lock("sweep"):
+            _remove_strays(self.path)
+            write_json(file, chosen)
+        return file
+
+    def log(self) -> list[dict[str, Any]]:
+        """What happened, in order."""
+        try:
+            lines = (self.path / "log.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines]
+
+    def _note(self, key: str, event: str) -> None:
+        entry = {"key": key, "event": event, "pid": os.getpid(), "time": time.time()}
+        line = (json.dumps(entry) + "\n").encode()
+        file = os.open(self.path / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(file, line)  # at once, so that lines of several processes do not mix
+        finally:
+            os.close(file)
+
+    def _make_folders(self) -> None:
+        for name in ("runs", "locks"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    def _lock(self, name: str) -> Any:
+        from filelock import FileLock
+
+        return FileLock(self.path / "locks" / f"{name}.lock")
+
+
+def _remove_strays(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; the folder must be claimed."""
+    for stray in folder.glob(".*.json-*"):
+        stray.unlink(missing_ok=True)

@@ -1,0 +1,48 @@
+"""How long a sweep will take, from the runs made so far."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from gradmem.runs.experiment import Experiment
+
+__all__ = ["TimeLeft"]
+
+_Kind = tuple[str, str, int, bool]
+
+
+class TimeLeft:
+    """Learners differ in how long they take, so each has a mean of its own once it is known.
+
+    So has each number of epochs.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment]) -> None:
+        self._left: Counter[_Kind] = Counter(map(_kind, experiments))
+        self._seconds: dict[_Kind, list[float]] = defaultdict(list)
+        self._work = 0.0
+        self._start = time.monotonic()
+
+    def add(self, experiment: Experiment, seconds: float | None, now: bool = True) -> None:
+        """A run is done, `now` or before; `seconds` is None if it failed."""
+        kind = _kind(experiment)
+        self._left[kind] -= 1
+        if seconds is not None:
+            self._seconds[kind].append(seconds)
+            self._work += seconds if now else 0.0
+
+    def left(self) -> float | None:
+        """Seconds; None while nothing is known."""
+        if not self._work:
+            return None
+        means = {kind: sum(known) / len(known) for kind, known in self._seconds.items() if known}
+        other = sum(means.values()) / len(means)
+        work = sum(n * means.get(kind, other) for kind, n in self._left.items())
+        # Seconds on the wall per second of work: how many runs are made at a time shows in it.
+        return work * (time.monotonic() - self._start) / self._work
+
+
+def _kind(experiment: Experiment) -> _Kind:
+    return experiment.benchmark, experiment.learner, experiment.epochs, experiment.shuffled
