@@ -7,13 +7,15 @@
 (3, 3)
 """
 
+from gradmem import networks
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.data import DataError, Images
 from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
+from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
-from gradmem.projection import project
+from gradmem.projection import project, solve_dual
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.version import __version__
 
@@ -25,6 +27,7 @@ __all__ = [
     "DataError",
     "EpisodicMemory",
     "Examples",
+    "GradientMemory",
     "ICaRL",
     "Images",
     "Independent",
@@ -40,8 +43,10 @@ __all__ = [
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
+    "networks",
     "project",
     "resnet18",
     "run",
+    "solve_dual",
     "transfer_metrics",
 ]

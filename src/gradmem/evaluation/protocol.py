@@ -227,7 +227,7 @@ def _look_at(learner: Learner, continuum: Continuum) -> None:
         x, y = examples[:] if whole else examples[:2]
         check(x, t, y)
         if not whole:
-            learner.check_labels(t, examples.y)
+            learner.check_labels(x, t, examples.y)
     classes = {y for task in continuum.tasks for y in task.train.y.unique().tolist()}
     learner.check_all([task.t for task in continuum.tasks], classes)
 
@@ -239,7 +239,7 @@ def _observe(learner: Learner, x: Tensor, t: Hashable, y: Tensor) -> None:
         learner.observe(x, t, y)
 
 
-def _predict(learner: Learner, x: Tensor, t: Hashable) -> Tensor:
+def _predict(learner: Learner, x: Tensor, t: Hashable) -> Any:
     if x.is_cuda and isinstance(learner, Learner):
         return learner.predict(x, t, check=False)
     return learner.predict(x, t)
