@@ -14,7 +14,7 @@ from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multim
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
-from gradmem.streams import Continuum, Examples, Task
+from gradmem.streams import Continuum, DatasetExamples, Examples, Task
 from gradmem.version import __version__
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "GEM",
     "Continuum",
     "DataError",
+    "DatasetExamples",
     "EpisodicMemory",
     "Examples",
     "ICaRL",
