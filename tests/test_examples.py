@@ -142,6 +142,24 @@ def test_class_ids_are_served_as_int64_and_other_targets_as_stored(y, dtype):
         assert torch.equal(served, y[1:].to(dtype))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_a_dataset_arrive_on_the_gpu(num_workers):
+    x, y = nested()
+    read = gm.DatasetExamples(Items(x, y), num_workers=num_workers).to("cuda")
+    in_memory = gm.Examples(x, y).to("cuda")
+    assert equal([*in_memory.batches(5, True)], [*read.batches(5, True)])
+    assert equal(in_memory[3:], read[3:])
+    assert {leaf.device.type for leaf in leaves([*read.batches(5)])} == {"cuda"}
+
+
+def test_one_batch_of_everything_is_read_by_this_process():
+    dataset = Items(*plain())
+    examples = gm.DatasetExamples(dataset, num_workers=1)
+    assert equal([*examples.batches(N)], [examples[:]])
+    assert dataset.read == 2 * N
+
+
 def test_reading_a_batch_reads_no_more():
     dataset = Items(*plain())
     examples = gm.DatasetExamples(dataset)

@@ -41,7 +41,8 @@ class Continuum:
 
     Iterating yields the mini-batches, `len` counts them; indexing and slicing are by task and give
     a smaller continuum; `+` puts one after another. A task may come back: its descriptor then
-    stands twice in `tasks`, and once in `tests`.
+    stands twice in `tasks`, and once in `tests`. `from_arrays`, `split_by`, `split_by_class` and
+    `from_datasets` make the tasks, too.
 
     Parameters
     ----------

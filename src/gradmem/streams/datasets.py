@@ -109,9 +109,13 @@ class DatasetExamples:
         """All examples, `size` at a time, in their own order or in a random one by `seed`.
 
         The order is that of `Examples.batches` for the same seed. The seed also governs what worker
-        processes draw at random; PyTorch's own generator is not touched.
+        processes draw at random; PyTorch's own generator is not touched. If all examples are one
+        batch, this process reads it.
         """
         order = permutation(len(self), seed) if shuffle else torch.arange(len(self))
+        if len(order) <= size:  # nothing that workers could do at the same time
+            yield self[order]
+            return
         workers = int(np.random.SeedSequence(seed).generate_state(1)[0])
         options = {"pin_memory": self.device.type == "cuda", **self.loader}
         batches = DataLoader(
