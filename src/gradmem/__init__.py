@@ -16,7 +16,7 @@ from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multim
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project, solve_dual
-from gradmem.streams import Continuum, Examples, Task
+from gradmem.streams import Continuum, DatasetExamples, Examples, Task
 from gradmem.version import __version__
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "GEM",
     "Continuum",
     "DataError",
+    "DatasetExamples",
     "EpisodicMemory",
     "Examples",
     "GradientMemory",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
 from gradmem.learners.learner import Learner
-from gradmem.streams.continuum import Continuum
+from gradmem.streams import Continuum, Examples
 from gradmem.validation import positive_int
 
 __all__ = ["Progress", "Result", "run"]
@@ -204,7 +204,9 @@ def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
     """Test accuracies on all tasks: (T,). Every example counts; the device is waited for once."""
     right, sizes = [], []
     for t, test in continuum.tests.items():
-        size = len(test) if test.x.is_cuda else EVALUATION_BATCH
+        size = EVALUATION_BATCH
+        if isinstance(test, Examples) and test.device.type == "cuda":
+            size = len(test)
         right += [(_predict(learner, x, t) == y).sum() for x, y in test.batches(size)]
         sizes += [(len(test), -(-len(test) // size))]
     counts = iter(torch.stack(right).tolist())
@@ -213,7 +215,7 @@ def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
 
 def _wait(continuum: Continuum) -> None:
     """Steps on a GPU are only begun when `observe` returns; their time is training's."""
-    device = continuum.tasks[0].train.x.device
+    device = continuum.tasks[0].train.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -223,12 +225,14 @@ def _look_at(learner: Learner, continuum: Continuum) -> None:
     trains = [(task.t, task.train, learner.check) for task in continuum.tasks]
     tests = [(t, test, learner.check_test) for t, test in continuum.tests.items()]
     for t, examples, check in trains + tests:
-        whole = examples.x.is_floating_point()  # pixels stored as bytes are finite
+        stored = examples if isinstance(examples, Examples) else None
+        whole = stored and stored.x.is_floating_point()  # pixels stored as bytes are finite
         x, y = examples[:] if whole else examples[:2]
         check(x, t, y)
-        if not whole:
-            learner.check_labels(x, t, examples.y)
-    classes = {y for task in continuum.tasks for y in task.train.y.unique().tolist()}
+        if stored and not whole:
+            learner.check_labels(x, t, stored.y)
+    known = [task.train.y for task in continuum.tasks if isinstance(task.train, Examples)]
+    classes = {c for y in known for c in y.unique().tolist()}
     learner.check_all([task.t for task in continuum.tasks], classes)
 
 
