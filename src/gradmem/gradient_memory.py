@@ -150,6 +150,7 @@ class GradientMemory:
                 "memory.step(optimizer, t) in place of project_ and optimizer.step"
             )
         past = self._past(t)
+        _require_finite(self._weights)
         if past:
             self._project_gradient(past, self.engine(past))
 
@@ -167,6 +168,7 @@ class GradientMemory:
         """
         with torch.no_grad():
             past = self._past(t)
+            _require_finite(self._weights)
             G = self.engine(past) if past else None
             if G is not None and optimizer is not None:
                 self._leave_out(optimizer, G)
@@ -251,7 +253,6 @@ class GradientMemory:
     def _project_gradient(self, past: list[Stack], G: Tensor) -> None:
         """Equation 12, on `.grad`."""
         g = self._gradient()
-        _require_finite(g)
         g_tilde = self.project(g, G)
         self._last = past
         if g_tilde is g:
@@ -287,9 +288,10 @@ class GradientMemory:
                 rows.zero_()
 
 
-def _require_finite(g: Tensor) -> None:
-    """Refuse a gradient that is not finite, where asking does not mean to wait for a GPU."""
-    if not g.is_cuda and not g.sum().isfinite():
+def _require_finite(weights: Sequence[Tensor]) -> None:
+    """Refuse gradients that are not finite, where asking does not mean to wait for a GPU."""
+    grads = [w.grad for w in weights if w.grad is not None and not w.is_cuda]
+    if grads and not torch.nn.utils.get_total_norm(grads).isfinite():
         raise FloatingPointError(
             "the gradient is not finite: a smaller learning rate or smaller inputs may help"
         )

@@ -76,7 +76,8 @@ def _attempt(name: str, objective: Objective, few: Stack) -> list[Tensor] | None
     except UnsuitableError:
         return None
     except Exception as error:
-        if name != "func":  # vmap cannot follow everything
+        in_place = isinstance(error, RuntimeError) and "in-place" in str(error)
+        if name != "func" and not in_place:  # vmap cannot follow everything
             kinds = {type(part).__name__ for part in objective.network.modules()}
             warnings.warn(
                 f'gradients="{name}" failed on a network of {", ".join(sorted(kinds))} and is not '

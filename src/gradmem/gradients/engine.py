@@ -239,11 +239,9 @@ def bytes_per_task(objective: Objective, stack: Stack) -> int:
     copied = objective.copied()
     x = take(stack.x, 0)
     owned = {w.untyped_storage().data_ptr() for w in copied.network.parameters()}
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-    ):
-        copied.outputs(x)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        copied.outputs(x)  # the first pass is on a copy of x
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            copied.outputs(x)
     owned |= {leaf.untyped_storage().data_ptr() for leaf in leaves(x)}
     return max(1, 2 * sum(size for pointer, size in seen.items() if pointer not in owned))

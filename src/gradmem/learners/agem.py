@@ -76,11 +76,12 @@ class AGEM(Learner):
             ]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
+            self.require_finite(loss.detach(), g.sum())
             if references:
                 g_ref = torch.stack(references).sum(0)
                 g = self.project(g, g_ref[None])
             set_gradient(self.network, g)
-            self.descend(loss, self.optimizer)
+            self.clip_and_step(self.optimizer)
             return loss.detach(), g
 
         inputs = (x, y, self.mask(t), *chain(*remembered))

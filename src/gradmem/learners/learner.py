@@ -336,26 +336,31 @@ class Learner(ABC):
         return type(self).loss is not Learner.loss
 
     def descend(self, loss: Tensor, *optimizers: Optimizer) -> None:
-        """Step along the parameters' gradients, clipped if asked for, with these optimizers.
+        """Step along the gradients of `loss` that lie in `.grad`, with these optimizers.
 
         Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
-        On a GPU that is known later: `settle` raises it.
         """
-        params = (w for o in optimizers for group in o.param_groups for w in group["params"])
-        weights = [w for w in params if w.grad is not None]
-        norm = get_total_norm([w.grad for w in weights if w.grad is not None])
+        norm = get_total_norm(_gradients(optimizers))
         self.require_finite(loss.detach(), norm)
+        self.clip_and_step(*optimizers, norm=norm)
+
+    def clip_and_step(self, *optimizers: Optimizer, norm: Tensor | None = None) -> None:
+        """Clip the gradients, if asked for, and let the optimizers step; `norm`, if it is known."""
         if self.clip is not None:
-            clip_grads_with_norm_(weights, self.clip, norm)
+            norm = get_total_norm(_gradients(optimizers)) if norm is None else norm
+            clip_grads_with_norm_(_weights(optimizers), self.clip, norm)
         for optimizer in optimizers:
             optimizer.step()
 
-    def require_finite(self, loss: Tensor, norm: Tensor) -> None:
-        """Go no further if a loss, or the norm of a gradient, is not finite."""
-        if norm.is_cuda:
-            self._watched = self._watched.to(norm.device)  # if the network was moved
-            self._watched.add_(norm + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not (norm + loss).isfinite():
+    def require_finite(self, loss: Tensor, size: Tensor) -> None:
+        """Raise FloatingPointError if a loss, or the sum or norm of its gradient, is not finite.
+
+        On a GPU that is noted and raised later, by `settle`.
+        """
+        if size.is_cuda:
+            self._watched = self._watched.to(size.device)  # if the network was moved
+            self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
+        elif not (size + loss).isfinite():
             self._diverge("gradient" if loss.isfinite() else "loss")
 
     def settle(self) -> None:
@@ -366,7 +371,7 @@ class Learner(ABC):
     def _diverge(self, what: str) -> None:
         raise FloatingPointError(
             f"the {what} is not finite after {self.steps} steps: a learning rate below "
-            f"{float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help"
+            f"lr={float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help"
         )
 
     def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
@@ -465,7 +470,7 @@ class Learner(ABC):
         if not self.one_network:
             return
         weights = parameters(self.network)
-        params = [w for group in self.optimizer.param_groups for w in group["params"]]
+        params = _weights([self.optimizer])
         if len(weights) == len(params) and {id(w) for w in weights} == {id(w) for w in params}:
             return
         learning = [w.requires_grad for w in self.network.parameters()]
@@ -570,6 +575,14 @@ class Learner(ABC):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    return [w for o in optimizers for group in o.param_groups for w in group["params"]]
+
+
+def _gradients(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [w.grad for w in _weights(optimizers) if w.grad is not None]
 
 
 def weak_loss(learner: Learner) -> TaskLoss:

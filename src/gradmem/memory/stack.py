@@ -16,9 +16,9 @@ __all__ = ["Stack", "share_dtype"]
 
 
 def share_dtype(x: Tree) -> torch.dtype:
-    """The dtype of an example's share in its task's mean: float64 if the examples have it."""
-    double = any(leaf.dtype == torch.float64 for leaf in leaves(x))
-    return torch.float64 if double else torch.float32
+    """The dtype of an example's share in its task's mean: no coarser than the network's may be."""
+    types = [leaf.dtype for leaf in leaves(x) if leaf.is_floating_point()]
+    return torch.float32 if types and torch.float64 not in types else torch.float64
 
 
 @dataclass(frozen=True)
