@@ -122,6 +122,14 @@ def test_one_bad_file_fails_the_whole_fetch(web, cache, content, says):
     assert message.endswith("Do this instead.")
 
 
+def test_a_file_that_unpacks_without_end_is_given_up(web, cache, monkeypatch):
+    monkeypatch.setattr(fetching, "MOST_BYTES", 27)  # the first file has 28
+    message = get_nothing(cache, web.mirror("a", GZ))
+    assert (
+        f"{FIRST} from {web.mirror('a', GZ)}: wrong content, it has more than 27 bytes" in message
+    )
+
+
 def test_a_connection_cut_short_is_a_failure(web, cache):
     web.cut = 5
     assert FIRST in get_nothing(cache, web.mirror("a", GZ))
@@ -338,12 +346,11 @@ def test_no_npm(cache):
         ("echo 'npm error code E404' >&2; exit 3", "exit status 3: npm error code E404"),
         ("exit 3", "exit status 3: it said nothing"),
         ("exit 0", "it made no .tgz file"),
-        ("echo rubbish > tiny.tgz", "not a gzip file|could not be opened"),
+        ("echo rubbish > tiny.tgz", "truncated header"),
     ],
 )
 def test_npm_that_fails(cache, tmp_path, script, says):
-    message = get_nothing(cache, npm(tmp_path, script))
-    assert any(option in message for option in says.split("|"))
+    assert says in get_nothing(cache, npm(tmp_path, script))
 
 
 @posix
@@ -366,7 +373,7 @@ def test_a_package_with_the_wrong_content_is_refused(cache, tmp_path):
 def test_a_package_without_a_file_is_refused(cache, tmp_path):
     package = tgz(tmp_path / "tiny.tgz", {"package/readme.md": b""})
     message = get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
-    assert f"package/data/{FIRST}' not found" in message
+    assert f"tiny.tgz has no package/data/{FIRST}" in message
 
 
 @posix
@@ -391,4 +398,4 @@ def test_a_link_in_a_package_is_not_followed(cache, tmp_path):
     link = tarfile.TarInfo(f"package/data/{FIRST}")
     link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
     package = tgz(tmp_path / "tiny.tgz", PACKED | {f"package/data/{FIRST}": link})
-    assert "is not a file" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+    assert f"has no package/data/{FIRST}" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))

