@@ -15,15 +15,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from gradmem.data.archive import MOST_BYTES, read_members
 from gradmem.data.errors import DAMAGE, DataError
 
 # pooch, requests, filelock and rich are imported where they are used: most runs fetch nothing.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = [
     "Archive",
@@ -54,7 +56,7 @@ def folder_in_environment() -> Path | None:
     return folder
 
 
-class SourceError(RuntimeError):
+class SourceError(DataError):
     """A source that is of no use at all, so that asking it for the next file is pointless."""
 
 
@@ -272,7 +274,7 @@ def _collect(
                 with source.open(file.name, own) as stream:
                     _copy(stream, scratch / file.name)
                 file.check(scratch)
-            except (SourceError, DataError, *DAMAGE) as error:
+            except (DataError, *DAMAGE) as error:
                 problems.append(f"{file.name} from {source}: {error}")
                 if isinstance(error, SourceError):
                     break
@@ -330,36 +332,33 @@ def _reason(error: Exception) -> str:
     return str(inner).rpartition("): ")[2]
 
 
-def _progress_bar(title: str) -> AbstractContextManager[Any]:
-    # stderr is None in a program without a console
-    return _Bar(title) if sys.stderr and sys.stderr.isatty() else nullcontext(False)
+@contextmanager
+def _progress_bar(title: str) -> Iterator[_Bar | bool]:
+    """A bar for pooch if a person is watching, else False."""
+    if not sys.stderr or not sys.stderr.isatty():  # None in a program without a console
+        yield False
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield _Bar(progress, progress.add_task(title, total=None))
 
 
+@dataclass
 class _Bar:
-    """A progress bar with what pooch uses of one."""
+    """What pooch calls of a progress bar."""
 
-    total = 0  # bytes, which pooch sets if it is told
-
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task(title, total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    progress: Progress
+    task: TaskID
+    total: int = 0  # bytes, set by pooch if the server says
 
     def update(self, amount: int) -> None:
-        self._progress.update(self._task, total=self.total or None, advance=amount)
+        self.progress.update(self.task, total=self.total or None, advance=amount)
 
     def reset(self) -> None:
-        self._progress.reset(self._task)
+        self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing: `__exit__` stops the bar, also when the download fails."""
+        """Nothing: the bar is removed by `_progress_bar`, also when the download fails."""

@@ -5,8 +5,9 @@ instructions that make dictionaries, lists, tuples, strings, whole numbers and a
 imports nothing and calls nothing: what a pickle names is looked up in a short list of names, and
 stays a name.
 
-The subclass is of the reader that is written in Python. The one in C has instructions that cannot
-be taken away, and keeps its memo in a list, so that a pickle of 7 bytes makes it take 2 GiB.
+The subclass is of `pickle._Unpickler`, which is written in Python. `pickle.Unpickler`, in C, has
+instructions that cannot be taken away, and keeps its memo in an array, so that a pickle of 7 bytes
+makes it take 2 GiB.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ MOST_BYTES = 1 << 28
 MOST_READS = 2_000_000
 #: Strings above this size are taken for the content of an array, and read this much at a time.
 CHUNK = 1 << 16
-
-
 #: What a pickle may name. Python 2's and Python 3's numpy have different names for one thing.
 NAMES = {
     "numpy.ndarray",
