@@ -122,7 +122,10 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
     if isinstance(data, Images):
         return data
     if data is None:
-        return _from_environment() or _from_cache()
+        # The environment's folder may be for other data sets: CIFAR-100's absence is no error.
+        folder = folder_in_environment()
+        found = _from_folder(folder) if folder else None
+        return found or _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, ADVICE))
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f"data must be a folder, an archive, Images or None, got {data!r}")
     path = Path(data).expanduser()
@@ -136,16 +139,6 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
         return found
     missing = min(([n for n in FILES if not (path / p / n).is_file()] for p in PLACES), key=len)
     raise DataError(f"{path} has no {', '.join(missing)} of CIFAR-100 and no archive. {ADVICE}")
-
-
-def _from_environment() -> Cifar100 | None:
-    folder = folder_in_environment()
-    # It may be for other data sets, so CIFAR-100's absence from it is no error.
-    return _from_folder(folder) if folder else None
-
-
-def _from_cache() -> Cifar100:
-    return _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, ADVICE))
 
 
 def _from_folder(folder: Path) -> Cifar100 | None:

@@ -85,7 +85,7 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     if isinstance(data, Images):
         return data
     if data is None:
-        return _from_environment() or _from_cache()
+        return _read(_find_or_fetch())
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f'data must be "sample", a folder, Images or None, got {data!r}')
     if data == "sample":
@@ -101,16 +101,13 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     return _read(paths)
 
 
-def _from_environment() -> Images | None:
+def _find_or_fetch() -> dict[str, Path]:
     folder = folder_in_environment()
-    paths = {} if folder is None else _find(folder)
-    # The folder may be for other data sets, so MNIST's absence from it is no error.
-    return _read(paths) if len(paths) == len(FILES) else None
-
-
-def _from_cache() -> Images:
+    paths = _find(folder) if folder else {}
+    if len(paths) == len(FILES):  # else the folder is for other data sets, which is no error
+        return paths
     folder = fetch("mnist", list(FILES.values()), SOURCES, ADVICE)
-    return _read({key: folder / file.name for key, file in FILES.items()})
+    return {key: folder / file.name for key, file in FILES.items()}
 
 
 def _sample() -> Images:
