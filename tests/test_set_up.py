@@ -4,8 +4,10 @@ import ast
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -14,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parent.parent / "scripts" / "set_up.py"
+ROOT = Path(__file__).parent.parent
+PATH = ROOT / "scripts" / "set_up.py"
 
 STAND_IN = f"""#!{sys.executable}
 # A virtual environment's Python: "installs" by noting what pip is asked to install.
@@ -218,7 +221,7 @@ def test_pip_is_brought_up_to_date_first_and_gradmem_comes_last(machine):
     machine.set_up("--dev")
     first, *_, last = (machine.folder / "asked").read_text().splitlines()
     assert first.startswith("pip==")
-    assert last == f"--no-build-isolation --editable {PATH.parent.parent}[dev]"
+    assert last == f"--no-build-isolation --editable {ROOT}[dev]"
 
 
 @pytest.mark.parametrize(("lists", "found"), [("GPU 0: some card", True), ("No devices", False)])
@@ -256,3 +259,28 @@ def test_an_old_python_is_told_so_in_one_line(script, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 2))
     with pytest.raises(SystemExit, match=r"^gradmem needs Python 3.11 or later, this is 3.9; .*$"):
         script.main()
+
+
+@pytest.mark.parametrize("user", ["root", "sudo", "nobody"])
+def test_ci_installs_chromium_where_it_can(tmp_path, user):
+    for tool in ("bash", "dirname", "env"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    write_program(tmp_path / "id", f"#!/bin/sh\necho {0 if user == 'root' else 1000}\n")
+    write_program(tmp_path / "make", "#!/bin/sh\necho make $@\n")
+    as_root = "" if user == "root" else '[ "$AS_ROOT" ] || exit 100\n'
+    write_program(tmp_path / "apt-get", f"#!/bin/sh\n{as_root}echo apt-get $1 >&2\n")
+    if user == "sudo":
+        write_program(tmp_path / "sudo", '#!/bin/sh\nshift\nAS_ROOT=yes "$@"\n')
+    ran = subprocess.run([ROOT / ".ci" / "run"], env={"PATH": str(tmp_path)}, capture_output=True)
+    asked = [line for line in ran.stderr.decode().splitlines() if line.startswith("apt-get")]
+    assert asked == ([] if user == "nobody" else ["apt-get update", "apt-get install"])
+    assert ("page are skipped" in ran.stdout.decode()) is (user == "nobody")
+    assert ran.stdout.decode().endswith("make test\n")
+    assert ran.returncode == 0
+
+
+def test_ci_fails_where_tests_fail(tmp_path):
+    for tool in ("bash", "dirname", "env"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    write_program(tmp_path / "make", "#!/bin/sh\nexit 2\n")
+    assert subprocess.run([ROOT / ".ci" / "run"], env={"PATH": str(tmp_path)}).returncode == 2
