@@ -49,7 +49,7 @@ def choose(objective: Objective, few: Stack, precision: str = "fp32") -> str:
         "func": not has_module_twice(network),
     }
     device = leaves(few.x)[0].device
-    with torch.random.fork_rng(devices=[]), computing_in("fp32", device):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), computing_in("fp32", device):
         try:
             copied = objective.copied()
         except Exception:

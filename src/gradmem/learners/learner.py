@@ -117,18 +117,14 @@ class Learner(ABC):
         return learner
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A learner that takes `**common` shows the names behind it in its signature."""
+        """Show what a learner can be given, with the names behind `**common`, as its signature."""
         super().__init_subclass__(**kwargs)
-        own = inspect.signature(cls.__init__)
-        if not any(p.kind is p.VAR_KEYWORD for p in own.parameters.values()):
-            return
-        common = inspect.signature(Learner.__init__).parameters
-        names = [name for name in common if name not in ("self", "network")]
-        first, rest = names[:3], names[3:]
-        mine = [p for p in own.parameters.values() if p.kind is p.KEYWORD_ONLY]
-        parts = [common[n] for n in first] + mine + [common[n] for n in rest]
-        network = own.parameters["network"]
-        cls.__signature__ = own.replace(parameters=[network, *parts])  # type: ignore[attr-defined]
+        _, *parts = inspect.signature(cls.__init__).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parts):
+            _, network, *common = inspect.signature(Learner.__init__).parameters.values()
+            own = [p for p in parts if p.kind is p.KEYWORD_ONLY]
+            parts = [network, *common[:3], *own, *common[3:]]
+        cls.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
 
     def __init__(
         self,
