@@ -9,11 +9,20 @@
 
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.data import DataError, Images
-from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
+from gradmem.evaluation import (
+    Callback,
+    Progress,
+    Result,
+    TransferMetrics,
+    accuracy,
+    run,
+    transfer_metrics,
+)
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
+from gradmem.reports import report
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.version import __version__
 
@@ -21,6 +30,7 @@ __all__ = [
     "AGEM",
     "EWC",
     "GEM",
+    "Callback",
     "Continuum",
     "DataError",
     "EpisodicMemory",
@@ -36,11 +46,13 @@ __all__ = [
     "Task",
     "TransferMetrics",
     "__version__",
+    "accuracy",
     "cifar100_incremental",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
     "project",
+    "report",
     "resnet18",
     "run",
     "transfer_metrics",
