@@ -25,7 +25,7 @@ from gradmem.reports.summary import failed_lines, leading, memory_lines
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import find_failures, find_runs, write_json
 
-from .reports import rows_of, write_held_out, write_several
+from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run
 
 
@@ -168,21 +168,6 @@ def test_pictures_with_very_long_and_odd_names_have_different_files(tmp_path):
 
 
 # Scores that are not accuracies
-
-
-def write_scored(folder, seeds=2, scale=1.0, score="minus_error", **changes):
-    """Runs like `write_several`'s, with scores from −scale to 0."""
-    write_several(folder, ("single", "gem"), seeds, **changes)
-    for path in folder.rglob("result.json"):
-        result = json.loads(path.read_text())
-        scored = {name: scale * (np.array(result[name]) - 1) for name in ("R", "baseline")}
-        curves = {
-            "examples": result["curves"]["examples"],
-            "accuracy": scale * (np.array(result["curves"]["accuracy"]) - 1),
-        }
-        metrics = transfer_metrics(scored["R"], scored["baseline"])
-        found = {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
-        write_json(path, result | scored | found | {"curves": curves, "score": score})
 
 
 def test_a_score_is_named_in_tables_and_on_the_page(tmp_path):

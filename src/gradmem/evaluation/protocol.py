@@ -15,7 +15,8 @@ from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.result import Matrix, Result, as_text
 from gradmem.evaluation.scores import Score, accuracy, name_of, total
 from gradmem.learners import LEARNERS, Learner
-from gradmem.streams.continuum import IID, Continuum, Examples
+from gradmem.streams import Continuum, Examples
+from gradmem.streams.continuum import IID
 from gradmem.trees import leaves, size
 from gradmem.validation import positive_int
 

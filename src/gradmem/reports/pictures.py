@@ -80,7 +80,8 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     if T <= 10:
         for (i, j), value in np.ndenumerate(R):
             colour = "black" if value > (low + high) / 2 else "white"
-            text = f"{value:.2f}" if (low, high) == (0, 1) else f"{value:.3g}"
+            # Three digits: 1520, not 1.52e+03.
+            text = f"{value:.2f}" if (low, high) == (0, 1) else f"{float(f'{value:.3g}'):g}"
             axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)
     bar = {"orientation": "horizontal", "aspect": 40} if flat else {"fraction": 0.046}
     figure.colorbar(image, ax=axes, label=_short(row.runs[0].measure), pad=0.03, **bar)

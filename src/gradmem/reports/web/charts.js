@@ -70,7 +70,7 @@ function spread(title, values) {
 /** ACC, as wide as its values; of bounded scores all of it for one value, which has no width. */
 function accuracies(values, { score, bounded }) {
   const title = score === "accuracy" ? "ACC" : `ACC (${plain(score, 30)})`;
-  if (!bounded) return axis(title);
+  if (!bounded) return axis(title, values.length > 1 ? {} : { rangemode: "tozero" });
   return axis(title, values.length > 1 ? { autorangeoptions: { clipmin: 0, clipmax: 1.02 } } : { range: [0, 1.02] });
 }
 

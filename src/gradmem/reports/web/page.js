@@ -348,8 +348,8 @@ function showDetail(rows) {
   const held = Boolean(view.runs[0].R);
   const seeds = held ? view.runs.map((run) => run.seed) : [];
   if (!seeds.includes(state.one)) state.one = "";
-  const whole = view.runs.length === 1 ? `seed ${view.runs[0].seed}` : `mean of ${view.runs.length}`;
-  options($("#one"), [["", whole], ...(seeds.length > 1 ? seeds.map((seed) => [seed, `seed ${seed}`]) : [])], state.one);
+  const whole = view.runs.length === 1 ? seedName(view.runs[0].seed) : `mean of ${view.runs.length}`;
+  options($("#one"), [["", whole], ...(seeds.length > 1 ? seeds.map((seed) => [seed, seedName(seed)]) : [])], state.one);
 
   const runs = state.one ? view.runs.filter((run) => run.seed === state.one) : view.runs;
   const R = matrixOf(view, runs);
@@ -358,7 +358,7 @@ function showDetail(rows) {
     ? runs[0][name] : null);
   const tasks = common("tasks") || [];
   const learned = common("learned") || R.map((_, i) => i);
-  const which = held ? (runs.length === 1 ? `seed ${runs[0].seed}` : `mean of ${runs.length} seeds`)
+  const which = held ? (runs.length === 1 ? seedName(runs[0].seed) : `mean of ${runs.length} seeds`)
     : "mean of all seeds (there are too many runs for a matrix each)";
   $("#matrix-caption").textContent = `R of ${view.name} on ${view.benchmark}, ${which}: `
     + `ACC ${format(estimate(runs.map((run) => run.acc), DATA.t), view.digits)}`;
@@ -372,6 +372,11 @@ function showDetail(rows) {
   draw($("#tasks"), taskChart(view, curves, tasks, $("#tasks").clientWidth, map.layout.height));
   $("#settings").replaceChildren(...Object.entries({ benchmark: view.benchmark, learner: view.learner, ...view.settings })
     .flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}
+
+/** "seed 3"; "run 1" where the seed is not known. */
+function seedName(seed) {
+  return seed.startsWith("run ") ? seed : `seed ${seed}`;
 }
 
 function draw(plot, chart) {
