@@ -143,6 +143,16 @@ def test_a_config_that_says_little_is_a_run_all_the_same(tmp_path):
         assert "learner" in page.with_name("table.md").read_text()
 
 
+def test_a_part_of_ones_own_is_called_by_its_name(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    own = {"benchmark": "folder/file.py:digits", "learner": "mine:<locals>.MyLearner"}
+    write_json(path, config | own)
+    (run,) = find_runs([tmp_path])
+    assert (run.benchmark, run.name) == ("digits", "MyLearner")
+
+
 # What `run` measured, saved and reported
 
 

@@ -126,7 +126,7 @@ class Result:
         """
         target = ResultFolder(folder, self.config | about)
         target.open(overwrite)
-        target.save(self)
+        target.write(self)
         return target.path
 
     def described(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -193,10 +193,12 @@ class ResultFolder:
         """Keep what has been measured so far."""
         write_json(self.path / "partial.json", as_text(result.described(self.config)))
 
-    def save(self, result: Result) -> None:
-        """Keep the whole result."""
-        write_json(self.path / "result.json", as_text(result.described(self.config)))
+    def write(self, result: Result) -> dict[str, Any]:
+        """Keep the whole result; what result.json then holds."""
+        written: dict[str, Any] = as_text(result.described(self.config))
+        write_json(self.path / "result.json", written)
         (self.path / "partial.json").unlink(missing_ok=True)
+        return written
 
 
 def as_text(value: Any) -> Any:

@@ -182,7 +182,7 @@ def _scores(run: Run) -> list[Any]:
 def conditions(run: Run) -> dict[str, Any]:
     """What a run was made with but for its learner, the learner's settings and the seed."""
     # Whether the data were shuffled is in every run's name.
-    others = ("benchmark", "learner", "settings", *SEEDS, "shuffled")
+    others = ("benchmark", "learner", "settings", *SEEDS, "shuffled", "code")
     return {name: value for name, value in run.config.items() if name not in others}
 
 

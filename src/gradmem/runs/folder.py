@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Run:
     @property
     def benchmark(self) -> str:
         """The benchmark, and what makes it another one: held-out data, fewer tasks, the score."""
-        parts = [printable(self.config.get("benchmark") or "continuum")]
+        parts = [_name(self.config.get("benchmark") or "continuum")]
         if self.config.get("held_out"):
             parts.append("held-out data")
         if first := self.config.get("first_tasks"):
@@ -76,7 +77,7 @@ class Run:
 
     @property
     def learner(self) -> str:
-        return printable(self.config.get("learner") or "learner")
+        return _name(self.config.get("learner") or "learner")
 
     @property
     def score(self) -> str:
@@ -108,6 +109,10 @@ class RunFolder(ResultFolder):
 
     def __init__(self, path: str | os.PathLike[str], experiment: Experiment) -> None:
         super().__init__(path, experiment.config())
+
+    def save(self, result: Result) -> Run:
+        """Keep the whole result, and give it back as a run."""
+        return Run(self.path, self.config, self.write(result))
 
 
 def find_runs(
@@ -196,6 +201,13 @@ def printable(value: Any) -> str:
     """
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return "".join("\ufffd" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
+
+
+def _name(value: Any) -> str:
+    """A benchmark's or a learner's name: of `module:name`, the name."""
+    text = printable(value)
+    reference = re.fullmatch(r"\S+:(?:\S+\.)?(\w[\w-]*)", text)
+    return reference[1] if reference else text
 
 
 def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
