@@ -252,6 +252,17 @@ def test_names_cannot_steer_a_terminal_or_break_a_table(tmp_path):
     assert line.endswith("E: �]0;taken�|")
 
 
+@pytest.mark.parametrize("name", ["_Mine", "Ünï", "a b/../c"])
+def test_learners_of_any_name_have_pictures_of_their_own(tmp_path, name):
+    for i, end in enumerate("äö"):
+        write_run(tmp_path / end, seed=i)
+        path = tmp_path / end / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"learner": name + end})
+    written = draw_pictures(rows_of(tmp_path), tmp_path / "pictures")
+    assert len(set(written)) == len(written) == 8
+    assert {path.parent.name for path in written} == {"pictures"}
+
+
 # What is told apart
 
 

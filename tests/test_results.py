@@ -90,6 +90,8 @@ def test_a_result_that_is_replaced_is_not_taken_for_the_new_ones(tmp_path):
         ("result.json", {"seconds": True}, "no number for seconds"),
         ("result.json", {"steps": "many"}, "no number for steps"),
         ("result.json", {"R": [[10**400]]}, "no matrix of numbers for R"),
+        ("result.json", {"R": [[1e300]]}, "no matrix of numbers for R"),
+        ("result.json", {"bwt": 1e300}, "no number for bwt"),
         ("result.json", {"baseline": [0.1]}, "no baseline for each column of R"),
         ("result.json", {"learned": [0, 1, 2, 3, 5]}, "no task for each row of R in learned"),
         ("result.json", {"tasks": "abc"}, "no list of tasks"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,7 @@ class _Run:
         hooks: dict[str, list[Callable[..., None]]],
     ) -> None:
         self.learner, self.every, self.score, self.hooks = learner, every, score, hooks
-        self.device = torch.device(getattr(learner, "device", "cpu"))
+        self.device = torch.device(getattr(learner, "device", None) or "cpu")
         self.continuum = continuum.to(self.device)
         self.observe, self.predict = learner.observe, learner.predict
         if isinstance(learner, Learner):
@@ -271,7 +271,8 @@ def _config(
 ) -> dict[str, Any]:
     """What is known of a run, with an `Experiment`'s names."""
     names = {kind: name for name, kind in LEARNERS.items()}
-    settings = dict(getattr(learner, "settings", {}))
+    offered = getattr(learner, "settings", None)
+    settings = dict(offered) if isinstance(offered, Mapping) else {}
     seeds = {"continuum": continuum.seed, "learner": settings.pop("seed", None)}
     sizes = {len(task.train) for task in continuum.tasks}
     config = {

@@ -296,6 +296,7 @@ def _or_zero(value: float | None) -> float:
 
 def _short(name: str, length: int = 90) -> str:
     name = name if len(name) <= length else f"{name[: length - 1]}…"
+    name = f" {name}" if name.startswith("_") else name  # Matplotlib's legends leave these out
     return name.replace("$", r"\$")  # between dollars Matplotlib expects a formula
 
 
@@ -304,8 +305,8 @@ def _ticks(n: int) -> range:
 
 
 def _slug(name: str) -> str:
-    slug = re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-")
-    if len(slug) <= 80:
+    slug = re.sub(r"[^A-Za-z0-9.=]+", "-", name).strip("-")
+    if len(slug) <= 80 and name.isascii():
         return slug
-    # Names of files have an end; what is cut off must still tell two of them apart.
+    # What is cut off or has no ASCII letters must still tell two files apart.
     return f"{slug[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

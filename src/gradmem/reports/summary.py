@@ -41,7 +41,7 @@ class Estimate:
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Estimate:
         """The estimate from one value per seed; None values (not defined) make it NaN."""
-        numbers = [math.nan if value is None else value for value in values]
+        numbers = [math.nan if value is None else float(value) for value in values]
         n = len(numbers)
         if n < 2:
             return cls(numbers[0], None)

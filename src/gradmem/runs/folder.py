@@ -38,6 +38,9 @@ IN_RESULT = ("R", "acc", "bwt", "fwt", "seconds", "curves")
 #: Lists and dictionaries inside each other, beyond which a file is not a run's.
 DEEPEST = 20
 
+#: Numbers beyond this are no scores: their squares would overflow.
+LARGEST = 1e100
+
 #: Unicode's categories of control characters, invisible marks, surrogates and line separators.
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -280,14 +283,14 @@ def _matrix(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _numbers(values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """`values` as an array of finite numbers with so many dimensions; None if they are not."""
+    """`values` as an array of numbers with so many dimensions; None if they are not."""
     try:
         kept = np.array(values)
         array = kept.astype(np.float64)
     except (ValueError, TypeError, OverflowError):
         return None
     fits = array.ndim == ndim and array.size > 0 and kept.dtype.kind in "iuf"
-    return array if fits and np.isfinite(array).all() else None
+    return array if fits and (np.abs(array) < LARGEST).all() else None
 
 
 def _identity(run: Run) -> str:
