@@ -10,9 +10,10 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.cuda.graphs import GraphedSteps
-from gradmem.gradients import MemoryGradients, Stack
+from gradmem.gradients import MemoryGradients
 from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import batched_gradients
+from gradmem.memory import Stack
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -295,8 +296,8 @@ def test_what_is_changed_after_a_recording_counts(kind):
     x, y = torch.randn(10, 6, device="cuda"), torch.arange(10, device="cuda") % 6
     for _ in range(4):
         learner.observe(x, 0, y)
-    for optimiser in learner.optimisers_in_use():
-        optimiser.param_groups[0]["lr"] = 0.0
+    for optimizer in learner.optimizers_in_use():
+        optimizer.param_groups[0]["lr"] = 0.0
     before = [w.detach().clone() for w in learner.module(0).parameters()]
     for _ in range(4):
         learner.observe(x, 0, y)
@@ -379,14 +380,14 @@ def test_out_of_memory_is_met_with_smaller_chunks():
 def test_out_of_memory_while_recording_is_met_with_smaller_chunks():
     """A graph's memory lies beside the rest: what fits as it is need not fit when recorded."""
     whole, small = (trained("resnet", steps=2, graphs=graphs) for graphs in (False, True))
-    compute = small.memory_gradients._compute
+    compute = small.constraints.engine._compute
 
     def too_large_for_a_graph(network, part, out):
         if len(part) > 1 and torch.cuda.is_current_stream_capturing():
             raise torch.cuda.OutOfMemoryError
         compute(network, part, out)
 
-    small.memory_gradients._compute = too_large_for_a_graph
+    small.constraints.engine._compute = too_large_for_a_graph
     stack = memories("resnet", counts=(20,))
 
     def go_on(learner):

@@ -7,6 +7,7 @@
 (3, 3)
 """
 
+from gradmem import networks
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.data import DataError, Images
 from gradmem.evaluation import (
@@ -18,12 +19,13 @@ from gradmem.evaluation import (
     run,
     transfer_metrics,
 )
+from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
-from gradmem.projection import project
+from gradmem.projection import project, solve_dual
 from gradmem.reports import report
-from gradmem.streams import Continuum, Examples, Task
+from gradmem.streams import Continuum, DatasetExamples, Examples, Task
 from gradmem.version import __version__
 
 __all__ = [
@@ -33,8 +35,10 @@ __all__ = [
     "Callback",
     "Continuum",
     "DataError",
+    "DatasetExamples",
     "EpisodicMemory",
     "Examples",
+    "GradientMemory",
     "ICaRL",
     "Images",
     "Independent",
@@ -51,9 +55,11 @@ __all__ = [
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
+    "networks",
     "project",
     "report",
     "resnet18",
     "run",
+    "solve_dual",
     "transfer_metrics",
 ]

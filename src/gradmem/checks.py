@@ -242,7 +242,7 @@ def _bad_inputs(x: Tensor, y: Tensor) -> list[tuple[str, Any, Any, Any]]:
     ]
 
 
-def _observe(learner: Learner, x: Any, t: Any, y: Any) -> Callable[[], None]:
+def _observe(learner: Learner, x: Any, t: Any, y: Any) -> Callable[[], Any]:
     return lambda: learner.observe(x, t, y)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import Cifar100, Images, load_cifar100
-from gradmem.streams.continuum import Continuum, Examples, Task
+from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, one_of, positive_int
 
 __all__ = ["cifar100_incremental"]

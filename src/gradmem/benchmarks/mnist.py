@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import load_mnist
-from gradmem.streams.continuum import Continuum, Examples, Task
+from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
 __all__ = ["mnist_permutations", "mnist_rotations"]

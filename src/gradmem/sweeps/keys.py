@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from gradmem.runs.experiment import Experiment
+from gradmem.streams import Examples
+from gradmem.trees import leaves
 from gradmem.version import __version__
 
 __all__ = ["Planned", "key_of", "settings_text"]
@@ -58,7 +60,8 @@ def fingerprint(benchmark: str, data: str | None) -> str:
     few = Experiment(benchmark, "single", data=data, n_tasks=1, examples_per_task=100).continuum()
     hashed = hashlib.sha256()
     for examples in (few.tasks[0].train, *few.tests.values()):
-        for part in (examples.x, examples.y):
+        given = (examples.x, examples.y) if isinstance(examples, Examples) else examples[:100]
+        for part in leaves(given):
             hashed.update(f"{tuple(part.shape)} {part.dtype}".encode())
             hashed.update(_bytes(part))
     return hashed.hexdigest()
