@@ -10,12 +10,21 @@
 from gradmem import networks
 from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
 from gradmem.data import DataError, Images
-from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
+from gradmem.evaluation import (
+    Callback,
+    Progress,
+    Result,
+    TransferMetrics,
+    accuracy,
+    run,
+    transfer_metrics,
+)
 from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project, solve_dual
+from gradmem.reports import report
 from gradmem.streams import Continuum, DatasetExamples, Examples, Task
 from gradmem.version import __version__
 
@@ -23,6 +32,7 @@ __all__ = [
     "AGEM",
     "EWC",
     "GEM",
+    "Callback",
     "Continuum",
     "DataError",
     "DatasetExamples",
@@ -40,12 +50,14 @@ __all__ = [
     "Task",
     "TransferMetrics",
     "__version__",
+    "accuracy",
     "cifar100_incremental",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
     "networks",
     "project",
+    "report",
     "resnet18",
     "run",
     "solve_dual",

@@ -419,7 +419,7 @@ def _run(
     def on_progress(progress: Any) -> None:
         display.update(progress)
         if log is not None:
-            log(progress)
+            (log.on_batch if progress.partial is None else log.on_task)(progress)
         if progress.partial is not None:
             target.save_partial(progress.partial)
 

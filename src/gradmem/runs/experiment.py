@@ -122,7 +122,7 @@ class Experiment:
     ) -> Result:
         """Train a new learner and measure it; or `learner`, in the state of a new one."""
         learner = self.new_learner() if learner is None else learner
-        return run(learner, self.continuum(), self.every, on_progress)
+        return run(learner, self.continuum(), self.every, on_progress=on_progress)
 
 
 def keep_continuums(n: int) -> None:
