@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -171,6 +172,7 @@ class Learner(ABC):
         self._output_masks = OutputMasks()
         self._watched = torch.zeros((), device=self.device)
         self._noted: list[tuple[Tensor, Tensor]] = []
+        self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
@@ -205,10 +207,10 @@ class Learner(ABC):
             The batch's loss before the step; on a GPU nothing waits for it.
         """
         if check or self._inputs.n_outputs is None:
-            self._follow_network()
             self.settle()
             self.check(x, t, y)
-        with current_device(self.device), self._restored_on_error(t), self.own_randomness():
+        device = self.device
+        with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(y)
             loss = self.learn(tree_map(Tensor.detach, x), t, y)
         for optimizer in self.optimizers_of(t) if self._schedules else ():
@@ -244,12 +246,7 @@ class Learner(ABC):
 
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
-        descriptor(t)
-        if [w.requires_grad for w in self.network.parameters()] != self._learning:
-            raise ValueError(
-                "requires_grad of the network's parameters must stay as it was when the learner "
-                "was made: make another learner for it"
-            )
+        self._follow_network()
         self.check_test(x, t, y)
         if size(x) == 1:
             self._check_single(x, t)
@@ -335,15 +332,14 @@ class Learner(ABC):
 
         Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
         """
-        norm = get_total_norm(_gradients(optimizers))
-        self.require_finite(loss.detach(), norm)
-        self.clip_and_step(*optimizers, norm=norm)
+        gradients = [w.grad for w in _weights(optimizers) if w.grad is not None]
+        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)).sum())
+        self.clip_and_step(*optimizers)
 
-    def clip_and_step(self, *optimizers: Optimizer, norm: Tensor | None = None) -> None:
-        """Clip the gradients, if asked for, and let the optimizers step; `norm`, if it is known."""
+    def clip_and_step(self, *optimizers: Optimizer) -> None:
+        """Clip the gradients, if asked for, and let the optimizers step."""
         if self.clip is not None:
-            norm = get_total_norm(_gradients(optimizers)) if norm is None else norm
-            clip_grads_with_norm_(_weights(optimizers), self.clip, norm)
+            clip_grad_norm_(_weights(optimizers), self.clip)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -355,7 +351,7 @@ class Learner(ABC):
         if size.is_cuda:
             self._watched = self._watched.to(size.device)  # if the network was moved
             self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not (size + loss).isfinite():
+        elif not math.isfinite(float(size + loss)):
             self._diverge("gradient" if loss.isfinite() else "loss")
 
     def settle(self) -> None:
@@ -462,18 +458,23 @@ class Learner(ABC):
 
     def _follow_network(self) -> None:
         """Let the optimizer follow a network whose layers were replaced or widened."""
+        everything = list(self.network.parameters())
+        learning = [w.requires_grad for w in everything]
+        if len(learning) == len(self._learning) and learning != self._learning:
+            raise ValueError(
+                "requires_grad of the network's parameters must stay as it was when the learner "
+                "was made: make another learner for it"
+            )
         if not self.one_network:
             return
-        weights = parameters(self.network)
-        params = _weights([self.optimizer])
-        if len(weights) == len(params) and {id(w) for w in weights} == {id(w) for w in params}:
+        weights = [w for w in everything if w.requires_grad]
+        known = _weights([self.optimizer])
+        if len(weights) == len(known) and {id(w) for w in weights} == {id(w) for w in known}:
             return
-        learning = [w.requires_grad for w in self.network.parameters()]
-        if len(learning) == len(self._learning) and learning != self._learning:
-            return  # frozen or unfrozen: `check` refuses that
         follow(self.optimizer, weights)
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
+        self._has_buffers = any(True for _ in self.network.buffers())
         self._inputs.forget()
         self.graphed.forget()
 
@@ -499,7 +500,7 @@ class Learner(ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @contextmanager
-    def _restored_on_error(self, t: Hashable) -> Iterator[None]:
+    def _restored_on_error(self, t: Hashable, device: torch.device) -> Iterator[None]:
         """Put attributes, buffers and noted tensors back if `learn` raises.
 
         Attributes are put back as they were before, so `learn` replaces their values before a step
@@ -507,7 +508,7 @@ class Learner(ABC):
         """
         noted: list[tuple[Tensor, Tensor]] = []
         self._noted = noted
-        if self.device.type != "cuda":
+        if self._has_buffers and device.type != "cuda":
             self.note(self.module(t).buffers())
         before = vars(self).copy()
         try:
@@ -574,10 +575,6 @@ class Learner(ABC):
 
 def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
     return [w for o in optimizers for group in o.param_groups for w in group["params"]]
-
-
-def _gradients(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [w.grad for w in _weights(optimizers) if w.grad is not None]
 
 
 def weak_loss(learner: Learner) -> TaskLoss:
