@@ -319,6 +319,18 @@ def test_a_network_grows_with_the_classes_that_arrive(name):
     assert torch.equal(learner.predict(x, "c"), other.predict(x, "c"))
 
 
+@pytest.mark.parametrize("name", ONE_NETWORK)
+def test_a_network_grows_for_tasks_with_outputs_of_their_own(name):
+    x, y = torch.rand(60, 4), torch.arange(60) % 6
+    continuum = gm.Continuum.split_by_class(x, y, 3, test=0.5, batch_size=1)
+    learner = LEARNERS[name](gm.mlp([4, 8, 2]), grow=True)
+    result = gm.run(learner, continuum)
+    assert result.baseline[1:].tolist() == [0, 0]  # there are no outputs for these classes yet
+    assert learner.network[-1].out_features == 6
+    for t, own in continuum.outputs.items():
+        assert set(learner.predict(x, t).tolist()) <= set(own)
+
+
 def test_without_growing_a_new_class_says_what_to_do():
     learner = gm.GEM(gm.mlp([4, 8, 2]))
     x, y = batch(classes=2)
