@@ -176,18 +176,23 @@ class GradientMemory:
                 yield
 
     @contextmanager
-    def constrained(self, past: list[Stack], G: Tensor | None) -> Iterator[None]:
-        """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`."""
-        if G is None:
+    def constrained(
+        self, past: list[Stack], G: Tensor | None, g: Tensor | None = None
+    ) -> Iterator[None]:
+        """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
+
+        `g`: (p,), if it is known, is the memory of all `.grad`s.
+        """
+        if G is None or not past:
             yield
         elif self.constrain == "gradient":
-            self._project_gradient(past, G)
+            self._project_gradient(past, G, g)
             yield
         else:
             before = [w.detach().clone() for w in self._weights]
-            g = self._gradient()
+            length = (self._gradient() if g is None else g).norm()
             yield
-            self._project_update(past, G, before, g)
+            self._project_update(past, G, before, length)
 
     @torch.no_grad()
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
@@ -250,12 +255,15 @@ class GradientMemory:
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)
 
-    def _project_gradient(self, past: list[Stack], G: Tensor) -> None:
+    def _project_gradient(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> None:
         """Equation 12, on `.grad`."""
-        g = self._gradient()
-        g_tilde = self.project(g, G)
+        given = self._gradient() if g is None else g
+        g_tilde = self.project(given, G)
         self._last = past
-        if g_tilde is g:
+        if g_tilde is given:
+            return
+        if g is not None:
+            g.copy_(g_tilde)
             return
         for w, part in zip(self._weights, split(g_tilde, self._weights), strict=True):
             if w.grad is not None:
@@ -264,12 +272,15 @@ class GradientMemory:
                 w.grad = part.clone()
 
     def _project_update(
-        self, past: list[Stack], G: Tensor, before: list[Tensor], g: Tensor
+        self, past: list[Stack], G: Tensor, before: list[Tensor], length: Tensor
     ) -> None:
-        """Take back of the step that was made what goes against a remembered task."""
+        """Take back of the step that was made what goes against a remembered task.
+
+        `before` are the parameters before it, `length` is the norm of the gradient.
+        """
         u = flat([b - w for b, w in zip(before, self._weights, strict=True)], self._weights)
         # The margin is in units of the gradient; under plain SGD the ratio is the learning rate.
-        scale = u.norm() / g.norm().clamp(min=torch.finfo(g.dtype).tiny)
+        scale = u.norm() / length.clamp(min=torch.finfo(length.dtype).tiny)
         u_tilde = self.project(u, G, scale)
         self._last = past
         if self.project.margin:

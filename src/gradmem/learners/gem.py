@@ -107,7 +107,7 @@ class GEM(Learner):
             G, g, loss = self.constraints.engine.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g.sum())
             set_gradient(self.network, g)
-            with self.constraints.constrained(past, G):  # equation 12
+            with self.constraints.constrained(past, G, g):  # equation 12
                 self.clip_and_step(self.optimizer)
             return loss, past, G, g
 

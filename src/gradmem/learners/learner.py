@@ -196,24 +196,23 @@ class Learner(ABC):
         y
             (n, …) what the loss takes: class ids (n,) for cross-entropy.
         check
-            False skips the look at x and y, for data that was looked at before: on a GPU, looking
-            means waiting for it. What comes first of a kind is looked at in any case.
+            False skips the look at x, y and the network's layers, for data that was looked at
+            before: on a GPU, looking means waiting for it.
 
         Returns
         -------
         Tensor
             The batch's loss before the step; on a GPU nothing waits for it.
         """
-        self._follow_network()
         if check or self._inputs.n_outputs is None:
+            self._follow_network()
             self.settle()
             self.check(x, t, y)
         with current_device(self.device), self._restored_on_error(t), self.own_randomness():
             self._widen(t, y)
             loss = self.learn(tree_map(Tensor.detach, x), t, y)
-        for optimizer in self.optimizers_of(t):
-            if optimizer in self._schedules:
-                self._schedules[optimizer].step()
+        for optimizer in self.optimizers_of(t) if self._schedules else ():
+            self._schedules[optimizer].step()
         self.steps += 1
         self.examples += size(x)
         return loss
