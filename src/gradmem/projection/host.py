@@ -47,7 +47,8 @@ def project_on_host(
     signs = constraints.signs(start)
     if np.isnan(signs).any():
         raise FloatingPointError(
-            "the gradients at the memories are not finite: a smaller learning rate or margin may help"
+            "the gradients at the memories are not finite: a smaller learning rate or margin may "
+            "help"
         )
     violated = int((signs < 0).sum())
     lengths = float(start.norm()) * constraints.lengths
