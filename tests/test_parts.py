@@ -289,6 +289,16 @@ def test_dicts_with_padding_are_learned_and_kept_as_they_came(name):
         learner.observe({"ids": ids, "mask": x["mask"][:5]}, "a", torch.arange(6) % 3)
 
 
+def test_an_optimizer_or_schedule_that_is_already_made_is_refused():
+    network = gm.mlp([4, 3])
+    made = torch.optim.AdamW(network.parameters())
+    with pytest.raises(TypeError, match=r"optimizer must be a callable, partial\(AdamW, …\)"):
+        gm.GEM(network, optimizer=made)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 3)
+    with pytest.raises(TypeError, match=r"schedule must be a callable, partial\(StepLR, …\)"):
+        gm.GEM(network, schedule=schedule)
+
+
 # Outputs that grow
 
 

@@ -146,6 +146,10 @@ class Learner(ABC):
         if not parameters(network):
             raise ValueError("network has no parameter that learns (requires_grad)")
         self.lr = positive("lr", lr)
+        for name, make in (("optimizer", optimizer), ("schedule", schedule)):
+            if make is not None and not callable(make):
+                kind = type(make).__name__
+                raise TypeError(f"{name} must be a callable, partial({kind}, …), got one {kind}")
         if optimizer is not None and lr != LR:
             raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
         if non_negative_int("seed", seed) >= 2**63:
