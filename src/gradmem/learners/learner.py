@@ -147,6 +147,10 @@ class Learner(ABC):
         if not parameters(network):
             raise ValueError("network has no parameter that learns (requires_grad)")
         self.lr = positive("lr", lr)
+        for name, make in (("optimizer", optimizer), ("schedule", schedule)):
+            if make is not None and not callable(make):
+                kind = type(make).__name__
+                raise TypeError(f"{name} must be a callable, partial({kind}, …), got one {kind}")
         if optimizer is not None and lr != LR:
             raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
         if non_negative_int("seed", seed) >= 2**63:
@@ -211,7 +215,7 @@ class Learner(ABC):
             self.check(x, t, y)
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
-            self._widen(y)
+            self._widen(t, y)
             loss = self.learn(tree_map(Tensor.detach, x), t, y)
         for optimizer in self.optimizers_of(t) if self._schedules else ():
             self._schedules[optimizer].step()
@@ -308,7 +312,8 @@ class Learner(ABC):
         """Which outputs are each task's: (k, classes), or None if all tasks have all of them."""
         if not self.outputs:
             return None
-        return self._output_masks(self.outputs, tasks, self._inputs.n_outputs, self.device)
+        n = self._inputs.n_outputs
+        return self._output_masks(self.outputs, tasks, n, self.device, self.grow)
 
     def module(self, t: Hashable | None) -> nn.Module:
         """The module that gives the outputs of task t."""
@@ -482,12 +487,12 @@ class Learner(ABC):
         """Adapt to other parameters, each given with the one that it is a wider copy of, if any."""
         del weights  # nothing of a learner's own belongs to them, unless it says so
 
-    def _widen(self, y: Tree) -> None:
-        """Make room for classes that the network has no output for."""
+    def _widen(self, t: Hashable, y: Tree) -> None:
+        """Make room for classes of y and of task t that the network has no output for."""
         n = self._inputs.n_outputs
         if not self.grow or n is None or not self.criterion.is_cross_entropy:
             return
-        if (classes := int(y.max()) + 1) > n:
+        if (classes := max(int(y.max()), *self.outputs.get(t, (0,))) + 1) > n:
             widen(self.network, classes)
             self._follow_network()
             self._inputs.n_outputs = classes
