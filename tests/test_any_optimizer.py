@@ -110,7 +110,7 @@ def visits(tasks=5, steps=4):
 @pytest.mark.parametrize(("margin", "margin_rule"), MARGINS.values(), ids=MARGINS)
 @any_optimizer
 def test_no_step_goes_against_a_remembered_task(optimizer, margin, margin_rule):
-    """75 steps here and 1,125 in all, 4 in 5 of them with a constraint."""
+    """75 steps each time and 1,125 in all."""
     settings = {"margin": margin, "margin_rule": margin_rule, "constrain": "update"}
     for seed, loss in enumerate(LOSSES):
         torch.manual_seed(seed)
