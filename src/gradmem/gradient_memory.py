@@ -137,7 +137,6 @@ class GradientMemory:
         """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come."""
         self.memory.add(x, descriptor(t), y)
 
-    @torch.no_grad()
     def project_(self, t: Hashable) -> None:
         """Project the parameters' `.grad` in place, for a step on task t.
 
@@ -154,7 +153,6 @@ class GradientMemory:
         if past:
             self._project_gradient(past, self.engine(past))
 
-    @torch.no_grad()
     def step(self, optimizer: Optimizer, t: Hashable) -> None:
         """Let the optimizer step on task t, within the constraints: gradient or update."""
         with self.around_step(t, optimizer):
@@ -165,36 +163,35 @@ class GradientMemory:
         """The constraints around a step that is made some other way (by a `GradScaler`, say).
 
         With "gradient" `.grad` is projected before, with "update" the parameters after the block.
+        Only the parameters of `optimizer` are changed, all of the model's if it is left out.
         """
-        with torch.no_grad():
-            past = self._past(t)
-            _require_finite(self._weights)
-            G = self.engine(past) if past else None
-            if G is not None and optimizer is not None:
-                self._leave_out(optimizer, G)
-            with self.constrained(past, G):
-                yield
+        past = self._past(t)
+        _require_finite(self._weights)
+        G = self.engine(past)
+        if optimizer is not None:
+            self._leave_out(optimizer, G)
+        with self.constrained(past, G):
+            yield
 
     @contextmanager
-    def constrained(
-        self, past: list[Stack], G: Tensor | None, g: Tensor | None = None
-    ) -> Iterator[None]:
+    def constrained(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> Iterator[None]:
         """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
 
         `g`: (p,), if it is known, is that gradient; all `.grad`s are views of one vector then.
         """
-        if G is None or not past:
+        if not past:
             yield
         elif self.constrain == "gradient":
             self._project_gradient(past, G, g)
             yield
         else:
+            if not G.is_cuda and not G.sum().isfinite():  # found now, nothing has changed yet
+                raise FloatingPointError("the gradients at the memories are not finite")
             before = [w.detach().clone() for w in self._weights]
-            length = (self._gradient() if g is None else g).norm()
+            size = self._size(G, self._gradient() if g is None else g)
             yield
-            self._project_update(past, G, before, length)
+            self._project_update(past, G, before, size)
 
-    @torch.no_grad()
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
         """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor."""
         tasks = list(self.memory if tasks is None else tasks)
@@ -255,6 +252,14 @@ class GradientMemory:
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)
 
+    def _size(self, G: Tensor, g: Tensor) -> Tensor:
+        """What the margin of an update is relative to: |g|, at least a tenth of the longest row.
+
+        |g| may vanish while momentum still moves the parameters.
+        """
+        longest = torch.linalg.vector_norm(G, dim=1).max()
+        return torch.maximum(g.norm(), longest / 10)
+
     @torch.no_grad()
     def _project_gradient(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> None:
         """Equation 12, on `.grad`."""
@@ -274,15 +279,15 @@ class GradientMemory:
 
     @torch.no_grad()
     def _project_update(
-        self, past: list[Stack], G: Tensor, before: list[Tensor], length: Tensor
+        self, past: list[Stack], G: Tensor, before: list[Tensor], size: Tensor
     ) -> None:
         """Take back of the step that was made what goes against a remembered task.
 
-        `before` are the parameters before it, `length` is the norm of the gradient.
+        `before` are the parameters before it; for `size` see `_size`.
         """
         u = flat([b - w for b, w in zip(before, self._weights, strict=True)], self._weights)
         # The margin is in units of the gradient; under plain SGD the ratio is the learning rate.
-        scale = u.norm() / length.clamp(min=torch.finfo(length.dtype).tiny)
+        scale = u.norm() / size.clamp(min=torch.finfo(size.dtype).tiny)
         u_tilde = self.project(u, G, scale)
         self._last = past
         if self.project.margin:
