@@ -222,6 +222,19 @@ def test_an_optimizer_and_a_schedule_go_on_from_a_state(name):
     torch.testing.assert_close(flat(learner.module("b")), flat(other.module("b")), rtol=0, atol=0)
 
 
+def test_an_optimizer_may_leave_parameters_alone():
+    network = gm.mlp([4, 8, 3])
+    learner = gm.GEM(network, optimizer=lambda weights: torch.optim.SGD([*weights][2:], lr=0.1))
+    before = [w.detach().clone() for w in network.parameters()]
+    train(learner)
+    same = [torch.equal(w, b) for w, b in zip(network.parameters(), before, strict=True)]
+    assert same == [True, True, False, False]
+    gm.networks.widen(network, 5)
+    train(learner)
+    assert torch.equal(network[0].weight, before[0])
+    assert network[-1].weight.shape == (5, 8)
+
+
 def test_a_schedule_is_advanced_after_every_batch():
     learner = gm.Single(
         nn.Linear(4, 3), lr=1.0,
@@ -384,3 +397,15 @@ def test_a_stream_is_learned_from_as_it_comes():
     learner = gm.GEM(gm.mlp([4, 8, 3])).learn_from(stream(), progress=False)
     assert learner.examples == 56
     assert list(learner.memory) == [0, 1]
+    with pytest.raises(TypeError, match=r"triplets \(x, t, y\), got 2 items"):
+        learner.learn_from([batch()], progress=False)
+
+
+@pytest.mark.parametrize("grow", [False, True])
+def test_a_label_that_is_not_the_tasks_own_is_refused(grow):
+    learner = gm.GEM(gm.mlp([4, 8, 3]), grow=grow)
+    learner.outputs = {"a": (0, 2)}
+    x, y = batch()
+    with pytest.raises(ValueError, match=r"task 'a''s classes \(0, 2\), got 1"):
+        learner.observe(x, "a", torch.full((8,), 1))
+    learner.observe(x, "a", 2 * (y % 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradmem.gradients import Criterion
 from gradmem.trees import Kind, Tree, check, kind, leaves, take
+from gradmem.validation import class_ids
 
 __all__ = ["Inputs"]
 
@@ -83,13 +84,15 @@ class Inputs:
         if self.criterion.is_cross_entropy:
             self._check_classes(y, self._shapes[kind(x)], grows)
 
-    def check_own(self, t: Hashable, y: Tree, mask: Tensor | None, own: Any) -> None:
-        """Refuse class ids that are not among task t's own."""
-        if mask is None or not isinstance(y, Tensor) or y.is_floating_point():
+    def check_own(self, t: Hashable, y: Tree, own: Sequence[int] | None) -> None:
+        """Refuse class ids that are not among task t's own, if it has its own."""
+        if own is None or not isinstance(y, Tensor) or y.is_floating_point():
             return
-        wrong = y[~mask[y.long()]]
-        if len(wrong):
-            raise ValueError(f"y must hold task {t!r}'s classes {own}, got {int(wrong[0])}")
+        ids = torch.as_tensor(class_ids(f"outputs of task {t!r}", own), device=y.device)
+        allowed = torch.isin(y, ids) | (y == self.criterion.ignored)
+        if not allowed.all():
+            wrong = int(y[~allowed][0])
+            raise ValueError(f"y must hold task {t!r}'s classes {own}, got {wrong}")
 
     def _check_classes(self, y: Tree, shape: tuple[int, ...] | None, grows: bool) -> None:
         """Refuse what cross-entropy cannot take with outputs of this shape (without n)."""

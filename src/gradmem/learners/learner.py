@@ -167,6 +167,7 @@ class Learner(ABC):
         self.examples = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
+        self._known = parameters(network)
         self._make_optimizer = optimizer or partial(torch.optim.SGD, lr=self.lr)
         self._make_schedule = schedule
         self._schedules: dict[Optimizer, LRScheduler] = {}
@@ -244,8 +245,11 @@ class Learner(ABC):
         """
         from gradmem.learners.watching import watched
 
-        for x, t, y in watched(stream, self) if progress else stream:
-            self.observe(x, t, y)
+        for item in watched(stream, self) if progress else stream:
+            if not isinstance(item, tuple | list) or len(item) != 3:
+                what = f"{len(item)} items" if isinstance(item, tuple | list) else repr(item)
+                raise TypeError(f"a stream must hold triplets (x, t, y), got {what}")
+            self.observe(*item)
         return self
 
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
@@ -261,14 +265,12 @@ class Learner(ABC):
         ask = partial(self.evaluated, t=t)
         self._inputs.check_x(x, ask)
         self._inputs.check_y(x, y, ask, self.grow)
-        if not self.grow:
-            self._inputs.check_own(t, y, self.mask(t), self.outputs.get(t))
+        self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_labels(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if labels are not right; x are some of their examples."""
         self._inputs.check_labels(x, y, self.grow)
-        if not self.grow:
-            self._inputs.check_own(t, y, self.mask(t), self.outputs.get(t))
+        self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
         """Raise ValueError if these are too many to be observed, one after another."""
@@ -473,10 +475,11 @@ class Learner(ABC):
         if not self.one_network:
             return
         weights = [w for w in everything if w.requires_grad]
-        known = _weights([self.optimizer])
-        if len(weights) == len(known) and {id(w) for w in weights} == {id(w) for w in known}:
+        known = {id(w) for w in self._known}
+        if len(weights) == len(known) and all(id(w) in known for w in weights):
             return
-        follow(self.optimizer, weights)
+        follow(self.optimizer, weights, self._known)
+        self._known = weights
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
         self._has_buffers = any(True for _ in self.network.buffers())

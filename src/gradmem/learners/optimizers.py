@@ -74,16 +74,20 @@ def padded(values: Tensor, shape: torch.Size) -> Tensor:
     return wide
 
 
-def follow(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> None:
-    """Let an optimizer step along these parameters: layers of the network were replaced.
+def follow(
+    optimizer: Optimizer, weights: Sequence[nn.Parameter], before: Sequence[nn.Parameter]
+) -> None:
+    """Let an optimizer step along a network's parameters that are others than `before`.
 
     A parameter that was widened keeps its place and its state, with zeros for what is new. New
-    parameters join the first group; those that are gone leave.
+    parameters join the first group; those that are gone leave. What the optimizer had left alone,
+    it leaves alone.
     """
     groups = optimizer.param_groups
     current = {id(w) for w in weights}
     successors = {id(old): w for w in weights if (old := predecessor(w)) is not None}
-    known: set[int] = set()
+    old_ids = {id(w) for w in before}
+    known = {*old_ids, *(id(w) for old, w in successors.items() if old in old_ids)}
     for group in groups:
         params = []
         for old in group["params"]:
@@ -100,5 +104,4 @@ def follow(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> None:
                 }
             params.append(new)
         group["params"] = params
-        known |= {id(w) for w in params}
     groups[0]["params"] += [w for w in weights if id(w) not in known]

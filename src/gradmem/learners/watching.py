@@ -23,9 +23,9 @@ def watched(
     start, before = time.perf_counter(), learner.examples
     with Progress(*line, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, facts="waiting for data")
-        for x, t, y in stream:
-            yield x, t, y
+        for item in stream:
+            yield item
             seconds = max(1e-9, time.perf_counter() - start)
             examples = learner.examples - before
-            facts = f"task {t}  {examples:,} examples  {examples / seconds:,.0f} examples/s"
+            facts = f"task {item[1]}  {examples:,} examples  {examples / seconds:,.0f} examples/s"
             bar.update(task, facts=facts)
