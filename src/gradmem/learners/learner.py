@@ -167,7 +167,7 @@ class Learner(ABC):
         self.examples = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
-        self._known = parameters(network)
+        self._followed = parameters(network)
         self._make_optimizer = optimizer or partial(torch.optim.SGD, lr=self.lr)
         self._make_schedule = schedule
         self._schedules: dict[Optimizer, LRScheduler] = {}
@@ -475,11 +475,11 @@ class Learner(ABC):
         if not self.one_network:
             return
         weights = [w for w in everything if w.requires_grad]
-        known = {id(w) for w in self._known}
+        known = {id(w) for w in self._followed}
         if len(weights) == len(known) and all(id(w) in known for w in weights):
             return
-        follow(self.optimizer, weights, self._known)
-        self._known = weights
+        follow(self.optimizer, weights, self._followed)
+        self._followed = weights
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
         self._has_buffers = any(True for _ in self.network.buffers())
