@@ -7,20 +7,28 @@
 (3, 3)
 """
 
-from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
+from gradmem.benchmarks import (
+    Benchmark,
+    cifar100_incremental,
+    mnist_permutations,
+    mnist_rotations,
+)
 from gradmem.data import DataError, Images
 from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
+from gradmem.runs.compare import compare
 from gradmem.streams import Continuum, Examples, Task
+from gradmem.sweeps import sweep
 from gradmem.version import __version__
 
 __all__ = [
     "AGEM",
     "EWC",
     "GEM",
+    "Benchmark",
     "Continuum",
     "DataError",
     "EpisodicMemory",
@@ -37,11 +45,13 @@ __all__ = [
     "TransferMetrics",
     "__version__",
     "cifar100_incremental",
+    "compare",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
     "project",
     "resnet18",
     "run",
+    "sweep",
     "transfer_metrics",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,14 +13,13 @@ from rich.console import Console
 from gradmem.cli.options import (
     WHAT,
     WHERE,
-    DataOption,
     DeviceOption,
-    ExamplesOption,
     RetryFailedOption,
-    TasksOption,
-    lasting,
+    WorkersOption,
+    absolute,
     names_in,
     say,
+    takes_stream,
 )
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.reproduction.compare import compare
@@ -30,6 +29,7 @@ from gradmem.reproduction.numbers import numbers
 from gradmem.reproduction.page import summary, write_reproduction
 from gradmem.reproduction.plan import (
     BENCHMARKS,
+    DATA_SETS,
     LEARNERS,
     OTHER,
     PARTS,
@@ -37,17 +37,20 @@ from gradmem.reproduction.plan import (
     Setting,
     settings_of,
 )
-from gradmem.reproduction.runs import Made, Timed, executor_for, make_runs
+from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
 from gradmem.runs.folder import check_folder
+from gradmem.sweeps import executor_for
 from gradmem.validation import one_of, positive_int
 
-__all__ = ["paper"]
+__all__ = ["paper_command"]
 
 console = Console()
 
 
-def paper(
+@takes_stream("data", "tasks", "examples")
+def paper_command(
+    stream: dict[str, Any],
     parts: Annotated[
         list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
     ] = None,
@@ -76,9 +79,6 @@ def paper(
         str | None,
         typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
     ] = None,
-    data: DataOption = None,
-    tasks: TasksOption = None,
-    examples: ExamplesOption = None,
     out: Annotated[
         Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
     ] = Path("paper"),
@@ -99,14 +99,7 @@ def paper(
         ),
     ] = None,
     device: DeviceOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes that run at a time, but for Table 1. (default: one per two cores; on "
-            "a GPU: 1, several need NVIDIA's MPS to be quicker)",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+    workers: WorkersOption = None,
     retry_failed: RetryFailedOption = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
@@ -119,9 +112,8 @@ def paper(
     """
     check_folder(out)
     if source is not None:
-        which = (parts, benchmarks, learners, seeds, precision, data, tasks, examples)
-        where = (kept_in, device, workers)
-        if grid or retry_failed or any(o is not None for o in (*which, *where)):
+        typed = (parts, benchmarks, learners, seeds, precision, kept_in, device, workers)
+        if grid or retry_failed or stream or any(option is not None for option in typed):
             raise ValueError(
                 "--from makes the whole page and runs nothing: only --out goes with it"
             )
@@ -133,56 +125,107 @@ def paper(
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
-    conditions = Conditions(lasting(data), device, precision, tasks, examples)
+    conditions = Conditions(device=device, precision=precision, **absolute(stream))
     settings = settings_of(chosen, names, who)
     if not settings:
         of = f" of {', '.join(who)}" if learners else ""
         raise ValueError(f"{', '.join(chosen)} has nothing{of} on {', '.join(names)}")
     command = _command(chosen, names, who, seeds, conditions, grid)
     keep_in = kept_in or out / "kept"
-    check_folder(keep_in, "--keep")
-    if keep_in.exists():
-        load(keep_in)  # what is damaged is found before anything is run
-        load_searches(keep_in)
-    executor = executor_for(conditions, workers)
-    kinds = {name: kind_of_data(name, data) for name in names}
-    for name, kind in kinds.items():
-        if kind == OTHER:
-            _say(f"{name}: other data than the paper's, so that nothing is compared.")
-
-    def keep_runs(setting: Setting, runs: Timed) -> None:
-        keep(keep_in, setting, runs, command, kinds[setting.benchmark])
-
-    with SweepDisplay(console) as display:
-        try:
-            made = make_runs(
-                out,
-                settings,
-                range(seeds),
-                conditions,
-                executor,
-                retry_failed,
-                on_event=display,
-                on_finished=keep_runs,
-            )
-            for setting, runs in made.runs.items():
-                if keep(keep_in, setting, runs, command, kinds[setting.benchmark]) is None:
-                    display.say(
-                        f"{keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
-                        "trial."
-                    )
-            for name in names if grid else ():
-                done = search(out, name, conditions, seeds, executor, retry_failed, display)
-                of_kind = replace(conditions, data=kinds[name])
-                keep_search(keep_in, name, done, of_kind, command)
-        except KeyboardInterrupt:
-            display.stop()
-            _say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
-            raise typer.Exit(130) from None
-    _tell_failures(made)
-    if not made.runs:
-        raise FloatingPointError("no run finished")
+    n = default_workers(conditions) if workers is None else workers
+    paper = _Paper(out, keep_in, conditions, seeds, command, n, retry_failed, stream.get("data"))
+    paper.make(settings, names, grid)
     _write_page(keep_in, out)
+
+
+class _Paper:
+    """Makes and keeps the runs.
+
+    Parameters
+    ----------
+    out, keep_in
+        The folders for runs and for what is kept of them.
+    conditions, seeds
+        See `make_runs`.
+    command
+        What was typed.
+    workers, retry_failed
+        See `run_sweep`.
+    data
+        What was typed for `--data`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        keep_in: Path,
+        conditions: Conditions,
+        seeds: int,
+        command: str,
+        workers: int,
+        retry_failed: bool,
+        data: str | None,
+    ) -> None:
+        self.out, self.keep_in, self.conditions = out, keep_in, conditions
+        self.seeds, self.command, self.retry_failed = seeds, command, retry_failed
+        self.executor, self.data = executor_for(workers), data
+        check_folder(keep_in, "--keep")
+        if keep_in.exists():
+            load(keep_in)  # what is damaged is found before anything is run
+            load_searches(keep_in)
+
+    def make(self, settings: list[Setting], benchmarks: list[str], grid: bool) -> None:
+        """Make all runs and, if asked, search the grids."""
+        self.kinds = {name: kind_of_data(name, self.data) for name in benchmarks}
+        for name, kind in self.kinds.items():
+            if kind == OTHER:
+                _say(f"{name}: other data than the paper's, so that nothing is compared.")
+        with SweepDisplay(console) as display:
+            try:
+                runs, failed = self._run(settings, display)
+                for name in benchmarks if grid else ():
+                    self._search(name, display)
+            except KeyboardInterrupt:
+                display.stop()
+                _say(
+                    f"Stopped after {display.done} runs, which are kept. The same command goes on."
+                )
+                raise typer.Exit(130) from None
+        for experiment, error in failed:
+            _say(f"{experiment.key} failed: {error}")
+        if failed:
+            _say("What failed is missing below. --retry-failed runs it again.")
+        if not runs:
+            raise FloatingPointError("no run finished")
+
+    def _run(self, settings: list[Setting], display: SweepDisplay) -> tuple[Any, Any]:
+        runs, failed = make_runs(
+            self.out,
+            settings,
+            range(self.seeds),
+            self.conditions,
+            self.executor,
+            self.retry_failed,
+            on_event=display,
+            on_finished=self._keep,
+        )
+        for setting, found in runs.items():
+            if self._keep(setting, found) is None:
+                display.say(
+                    f"{self.keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
+                    "trial."
+                )
+        return runs, failed
+
+    def _keep(self, setting: Setting, runs: Timed) -> Path | None:
+        return keep(self.keep_in, setting, runs, self.command, self.kinds[setting.benchmark])
+
+    def _search(self, name: str, display: SweepDisplay) -> None:
+        done = search(
+            self.out, name, self.conditions, self.seeds, self.executor, self.retry_failed, display
+        )
+        of_kind = replace(self.conditions, data=self.kinds[name])
+        keep_search(self.keep_in, name, done, of_kind, self.command)
 
 
 def _write_page(source: Path, out: Path) -> None:
@@ -191,13 +234,6 @@ def _write_page(source: Path, out: Path) -> None:
     _say("Written:")
     for path in written:
         _say(f"  {path}")
-
-
-def _tell_failures(made: Made) -> None:
-    for run, error in made.failed:
-        _say(f"{run.key} failed: {error}")
-    if made.failed:
-        _say("What failed is missing below. --retry-failed runs it again.")
 
 
 def _say(line: str) -> None:
@@ -213,7 +249,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
     if text is None:
         # On a CPU, ResNets take days.
         cuda = device.startswith("cuda")
-        return [name for name in BENCHMARKS if cuda or name.startswith("mnist")]
+        return [name for name in BENCHMARKS if cuda or DATA_SETS[name] == "mnist"]
     return _of("benchmark", text, BENCHMARKS)
 
 

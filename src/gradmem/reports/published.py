@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradmem.benchmarks.recipes import RECIPES
+from gradmem.benchmarks import BENCHMARKS as KNOWN
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.published import appendix_b
 from gradmem.reports.summary import Row
@@ -40,7 +40,7 @@ def _entry(row: Row) -> dict[str, Any] | None:
     """The row's matrix in Appendix B."""
     entry = appendix_b().get(row.benchmark, {}).get(row.learner)
     run = row.runs[0]
-    recipe = RECIPES.get(row.benchmark, {}).get(row.learner, {})
+    recipe = KNOWN[row.benchmark].settings.get(row.learner, {}) if row.benchmark in KNOWN else {}
     settings = run.config.get("settings", {})
     if (
         entry is None

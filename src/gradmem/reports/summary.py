@@ -72,7 +72,7 @@ class Row:
 
     @property
     def learner(self) -> str:
-        return str(self.runs[0].config["learner"])
+        return self.runs[0].learner
 
     @property
     def memory(self) -> int | None:
@@ -141,7 +141,7 @@ def failed_lines(failures: Sequence[Failure]) -> list[str]:
 def conditions(run: Run) -> dict[str, Any]:
     """What a run was made with but for its learner, the learner's settings and the seed."""
     # Whether the data were shuffled is in every run's name.
-    others = ("benchmark", "learner", "settings", "seed", "shuffled")
+    others = ("benchmark", "learner", "settings", "seed", "shuffled", "code")
     return {name: value for name, value in run.config.items() if name not in others}
 
 

@@ -12,6 +12,7 @@ from gradmem.validation import one_of, positive_int
 
 __all__ = [
     "BENCHMARKS",
+    "DATA_SETS",
     "LEARNERS",
     "N_TASKS",
     "OTHER",
@@ -30,6 +31,13 @@ PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
 
 #: The paper's benchmarks, and training examples per task in each.
 BENCHMARKS = {"mnist-permutations": 1000, "mnist-rotations": 1000, "cifar100-incremental": 2500}
+
+#: The data set of each.
+DATA_SETS = {
+    "mnist-permutations": "mnist",
+    "mnist-rotations": "mnist",
+    "cifar100-incremental": "cifar100",
+}
 
 #: The paper's learners, in its order.
 LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name in found))

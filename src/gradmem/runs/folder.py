@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradmem.benchmarks.parts import shown
 from gradmem.evaluation.protocol import Result
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.machine import cores, processor
@@ -54,7 +55,7 @@ class Run:
     @property
     def benchmark(self) -> str:
         """The benchmark, and which part of it was used for choosing settings, if it was."""
-        parts = [self.config["benchmark"]]
+        parts = [shown(self.config["benchmark"])]
         if self.config.get("held_out"):
             parts.append("held-out data")
         if first := self.config.get("first_tasks"):
@@ -67,10 +68,14 @@ class Run:
         return "held-out accuracy" if self.config.get("held_out") else "test accuracy"
 
     @property
+    def learner(self) -> str:
+        """The learner's name."""
+        return shown(self.config["learner"])
+
+    @property
     def name(self) -> str:
         """Learner, and what else was asked for beyond the plain benchmark."""
-        shuffled = ", shuffled data" if self.config.get("shuffled") else ""
-        return f"{self.config['learner']}{shuffled}"
+        return f"{self.learner}, shuffled data" if self.config.get("shuffled") else self.learner
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,11 @@ class RunFolder:
     def save_partial(self, result: Result) -> None:
         write_json(self.path / "partial.json", self._described(result))
 
-    def save(self, result: Result) -> None:
-        write_json(self.path / "result.json", self._described(result))
+    def save(self, result: Result) -> Run:
+        described = _plain(self._described(result))
+        write_json(self.path / "result.json", described)
         (self.path / "partial.json").unlink(missing_ok=True)
+        return Run(self.path, _plain(self.experiment.config()), described)
 
     def _described(self, result: Result) -> dict[str, Any]:
         metrics = result.metrics
