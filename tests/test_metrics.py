@@ -44,6 +44,13 @@ def test_by_hand():
     assert all(type(value) is float for value in (m.acc, m.bwt, m.fwt))
 
 
+def test_scores_of_any_size_have_metrics():
+    m = gm.transfer_metrics([[-1e6, -4e6], [-3e6, -2e-3]], [-9e6, -9e6])
+    assert (m.bwt, m.fwt) == (-2e6, 5e6)
+    assert m.acc == pytest.approx(-1.5e6)
+    assert m.forgetting == (2e6, 0.0)
+
+
 def test_one_task_has_no_transfer():
     m = gm.transfer_metrics([[0.8]], [0.1])
     assert m.acc == 0.8

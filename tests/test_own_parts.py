@@ -74,8 +74,12 @@ def test_it_is_compared_over_seeds(own, tmp_path):
     again = gm.compare(own.digits, learners, 3, tmp_path / "out", settings, **TINY)
     assert all(p.stat().st_mtime_ns == written for p, written in files.items())
     assert [result.acc for result in again["Boxed"][:2]] == [r.acc for r in results["Boxed"]]
+    assert gm.report(tmp_path / "out", tmp_path / "page").name == "report.html"
+    table = (tmp_path / "page" / "table.md").read_text()
+    assert "| Boxed |" in table
     nothing_written = gm.compare(own.digits, learners, 1, settings=settings, **TINY)
     assert nothing_written["Boxed"][0].acc == results["Boxed"][0].acc
+    assert nothing_written["Boxed"][0].config == results["Boxed"][0].config
 
 
 def test_it_is_swept_in_other_processes_and_the_choice_is_honest(own, tmp_path):

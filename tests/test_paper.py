@@ -121,9 +121,9 @@ def test_precision_is_gems_alone():
 
 
 def test_workers_have_two_cores_each_and_a_gpu_one_worker(monkeypatch):
-    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 2)
+    monkeypatch.setattr("gradmem.evaluation.machine.cores", lambda: 2)
     assert default_workers(TINY) == 1
-    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 16)
+    monkeypatch.setattr("gradmem.evaluation.machine.cores", lambda: 16)
     assert default_workers(TINY) == 8
     assert default_workers(Conditions(device="cuda")) == 1
 

@@ -160,3 +160,160 @@ def test_a_test_set_may_be_one_example():
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     result = gm.run(gm.Single(network), gm.Continuum([gm.Task(0, (x, y), (x[:1], y[:1]))]))
     assert result.R.shape == (1, 1)
+
+
+# Scores
+
+
+class Guesses:
+    """Predicts the mean of the targets it observed last, a float; 0 before."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def observe(self, x, t, y):
+        self.mean = float(y.double().mean())
+
+    def predict(self, x, t):
+        return torch.full((len(x),), self.mean)
+
+
+def minus_squared_error(prediction, y):
+    return -((prediction - y) ** 2)
+
+
+def test_R_holds_the_means_of_any_score():
+    tasks = [constant("a", 10), constant("b", 30)]
+    result = gm.run(Guesses(), gm.Continuum(tasks), score=minus_squared_error)
+    assert result.score == "minus_squared_error"
+    assert result.baseline.tolist() == [-100, -900]
+    assert result.R.tolist() == [[0, -400], [-400, 0]]
+    assert (result.acc, result.bwt, result.fwt) == (-200, -400, 500)
+    assert "minus_squared_error" in repr(result)
+
+
+def test_predictions_may_be_trees():
+    class Both(Remembers):
+        def predict(self, x, t):
+            return {"label": super().predict(x, t), "size": torch.zeros(len(x))}
+
+    continuum = gm.Continuum([constant("a", 1)])
+    result = gm.run(Both(), continuum, score=lambda prediction, y: prediction["label"] == y)
+    assert (result.R.tolist(), result.score) == ([[1.0]], "score")
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (None, r"the learner predicts torch.float32 of shape \(7,\): give run a score="),
+        (
+            lambda p, y: (p - y).mean(),
+            r"one real number for each example, shape \(7,\), .* gave \(\)",
+        ),
+        (lambda p, y: 0.5, "gave float"),
+    ],
+)
+def test_a_score_that_is_none_is_explained(score, message):
+    with pytest.raises(ValueError, match=message):
+        gm.run(Guesses(), gm.Continuum([constant("a", 1)]), score=score)
+
+
+def test_a_score_that_is_not_finite_ends_the_run(continuum):
+    with pytest.raises(FloatingPointError, match="nans is not finite on task a after 0 examples"):
+        gm.run(Guesses(), continuum, score=nans)
+
+
+def nans(prediction, y):
+    return prediction / 0
+
+
+# Callbacks
+
+
+def test_callbacks_follow_the_run(continuum):
+    class Follows(gm.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_batch(self, progress):
+            self.seen.append((progress.examples, progress.loss))
+
+        def on_task(self, progress):
+            self.seen.append(len(progress.partial.R))
+
+        def on_end(self, result):
+            self.seen.append(result)
+
+    class Loses(Remembers):
+        def observe(self, x, t, y):
+            super().observe(x, t, y)
+            return torch.tensor(len(self.calls))
+
+    class OnlyEnds:
+        def on_end(self, result):
+            self.result = result
+
+    one, other, learner = Follows(), OnlyEnds(), Loses()
+    result = gm.run(learner, continuum[:2], callbacks=[one, other])
+    loss = [torch.tensor(n) for n in (3, 4, 5, 8, 9, 10)]
+    assert one.seen == [
+        *zip([10, 20, 25], loss[:3], strict=True),
+        1,
+        *zip([35, 45, 50], loss[3:], strict=True),
+        2,
+        result,
+    ]
+    assert other.result is result
+
+
+def test_what_is_no_callback_is_named(continuum):
+    with pytest.raises(TypeError, match="needs one of on_batch, on_task, on_end, got <function"):
+        gm.run(Remembers(), continuum, callbacks=[lambda progress: None])
+
+
+def test_progress_has_the_learner(continuum):
+    seen, learner = [], Remembers()
+    gm.run(learner, continuum, on_progress=seen.append)
+    assert all(progress.learner is learner for progress in seen)
+
+
+# What is looked at
+
+
+def test_data_are_looked_at_once(continuum, monkeypatch):
+    learner = gm.Single(gm.mlp([1, 4, 3]))
+    looks = []
+    check = type(learner).check
+    monkeypatch.setattr(learner, "check", lambda *args: (looks.append(args), check(learner, *args)))
+    gm.run(learner, continuum)
+    assert len(looks) == 3  # a task's training set each, and no batch of it
+
+
+def test_a_batch_of_one_is_refused_before_the_run():
+    network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    x, y = torch.randn(11, 4), torch.arange(11) % 3
+    learner = gm.Single(network)
+    with pytest.raises(ValueError, match="x must have more than one example for this network"):
+        gm.run(learner, gm.Continuum([gm.Task(0, (x, y), (x, y))], batch_size=10))
+    assert learner.steps == 0
+
+
+def test_what_is_known_of_a_run_is_in_its_config(continuum):
+    class Mine(Remembers):
+        settings = {"rate": 0.5, "loss": torch.nn.functional.mse_loss, "seed": 4}  # noqa: RUF012
+
+    config = gm.run(Mine(), continuum, every=10).config
+    assert config == {
+        "benchmark": "continuum",
+        "learner": "Mine",
+        "settings": {"rate": 0.5, "loss": "mse_loss"},
+        "seeds": {"continuum": 0, "learner": 4},
+        "n_tasks": 3,
+        "examples_per_task": 25,
+        "batch_size": 10,
+        "epochs": 1,
+        "shuffled": False,
+        "every": 10,
+        "device": "cpu",
+    }
+    assert gm.run(gm.Single(gm.mlp([1, 4, 3])), continuum).config["learner"] == "single"

@@ -10,7 +10,7 @@ from markupsafe import escape
 from rich.console import Console
 
 from gradmem.evaluation.metrics import transfer_metrics
-from gradmem.published import appendix_b
+from gradmem.published import appendix_b, settings
 from gradmem.reports import (
     draw_pictures,
     markdown_table,
@@ -22,9 +22,10 @@ from gradmem.reports import (
 from gradmem.reports.published import published
 from gradmem.reports.styles import styles
 from gradmem.reports.summary import failed_lines, leading, memory_lines
+from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import find_failures, find_runs, write_json
 
-from .reports import rows_of, write_held_out, write_several
+from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run
 
 
@@ -71,8 +72,8 @@ def test_accuracies_are_rounded_and_metrics_are_not(tmp_path):
     write_run(tmp_path / "run", seed=3)
     (run,) = find_runs([tmp_path])
     data = page.page_data(summarize([run]))
-    (entry,) = data["runs"]
-    assert np.allclose(np.array(entry["R"]) * data["unit"], run.R, atol=data["unit"] / 2)
+    (entry,), unit = data["runs"], data["rows"][0]["unit"]
+    assert np.allclose(np.array(entry["R"]) * unit, run.R, atol=unit / 2)
     assert (entry["acc"], entry["bwt"]) == (run.result["acc"], run.result["bwt"])
     assert entry["seed"] == "3"
 
@@ -100,7 +101,15 @@ def test_with_very_many_runs_only_mean_matrices_are_kept(tmp_path, monkeypatch):
     data = page.page_data(rows)
     assert all("R" not in entry for entry in data["runs"])
     for entry, row in zip(data["rows"], rows, strict=True):
-        assert np.allclose(np.array(entry["R"]) * data["unit"], row.R, atol=data["unit"] / 2)
+        assert np.allclose(np.array(entry["R"]) * entry["unit"], row.R, atol=entry["unit"] / 2)
+
+
+@pytest.mark.parametrize("benchmark", settings())
+def test_the_papers_settings_are_those_of_its_experiments(benchmark):
+    paper = settings()[benchmark]
+    assert set(paper["learners"]) == set(appendix_b()[benchmark])
+    for learner, best in paper["learners"].items():
+        assert Experiment(benchmark, learner).settings == best
 
 
 def test_published_values_stand_beside_the_same_experiment_only(tmp_path):
@@ -111,6 +120,7 @@ def test_published_values_stand_beside_the_same_experiment_only(tmp_path):
     write_run(tmp_path / "sample", n_tasks=20, data="sample")
     write_run(tmp_path / "few", n_tasks=20, examples_per_task=20)
     write_run(tmp_path / "batches", n_tasks=20, batch_size=5)
+    write_run(tmp_path / "budget", n_tasks=20, settings={"budget": 512})
     found = {row.runs[0].folder.name: published(row) for row in rows_of(tmp_path)}
     entry = appendix_b()["mnist-rotations"]["gem"]
     assert found["paper"]["bwt"] == transfer_metrics(entry["R"], entry["baseline"]).bwt
@@ -155,6 +165,102 @@ def test_pictures_with_very_long_and_odd_names_have_different_files(tmp_path):
         write_json(path, config | {"settings": {"note": 300 * "$a^$ " + end}})
     written = draw_pictures(rows_of(tmp_path), tmp_path / "pictures")
     assert len({path.name for path in written}) == len(written) == 8
+
+
+# Scores that are not accuracies
+
+
+def test_a_score_is_named_in_tables_and_on_the_page(tmp_path):
+    write_scored(tmp_path)
+    rows = rows_of(tmp_path)
+    assert {row.benchmark for row in rows} == {"mnist-rotations, minus_error"}
+    assert markdown_table(rows).endswith("\nACC, BWT and FWT are of minus_error.\n")
+    lines = printed(rows, 100)
+    assert "mnist-rotations, minus_error: mean of 2 seeds" in lines[0]
+    assert lines[-1].strip() == "ACC, BWT and FWT are of minus_error."
+    text = write_page(rows, tmp_path / "report.html").read_text()
+    assert "The score is <b>minus_error</b>" in text
+    assert published(rows[0]) is None
+
+
+def test_scores_and_accuracies_are_rows_of_their_own(tmp_path):
+    write_scored(tmp_path / "a", n_tasks=4)
+    write_several(tmp_path / "b", ("single", "gem"), 2, n_tasks=4)
+    names = [row.benchmark for row in rows_of(tmp_path)]
+    assert names == ["mnist-rotations"] * 2 + ["mnist-rotations, minus_error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "digits"), [(1, 3), (0.01, 5), (100, 1), (1e5, 0), (1e9, None), (1e-7, None)]
+)
+def test_scores_of_any_size_keep_three_digits(tmp_path, scale, digits):
+    write_scored(tmp_path, seeds=1, scale=scale)
+    row = rows_of(tmp_path)[0]
+    assert row.digits == digits
+    assert float(row.text("acc")) == pytest.approx(row.estimate("acc").mean, rel=5e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e6])
+def test_the_page_keeps_the_digits_of_any_score(tmp_path, scale):
+    write_scored(tmp_path, scale=scale)
+    rows = rows_of(tmp_path)
+    data = page.page_data(rows)
+    assert {(row["score"], row["bounded"], row["unit"]) for row in data["rows"]} == {
+        ("minus_error", False, 1)
+    }
+    for entry, run in zip(data["runs"], [run for row in rows for run in row.runs], strict=True):
+        assert np.allclose(entry["R"], run.R, rtol=1e-5, atol=0)
+
+
+def test_pictures_of_scores_have_axes_of_their_own(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    seen = {}
+
+    def look(figure, path, **_):
+        axes, *bar = figure.axes
+        label = bar[0].get_ylabel() if bar else axes.get_ylabel()
+        clim = axes.images[0].get_clim() if axes.images else axes.get_ylim()
+        seen[path.stem] = (label, clim)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    write_scored(tmp_path, scale=50)
+    rows = rows_of(tmp_path)
+    draw_pictures(rows, tmp_path / "pictures")
+    label, clim = seen["R-mnist-rotations-minus-error-gem"]
+    assert (label, clim) == ("test minus_error", (rows[1].R.min(), rows[1].R.max()))
+    label, (low, high) = seen["first-task-mnist-rotations-minus-error"]
+    assert label == "test minus_error on the first task"
+    assert -60 < low < -20 < high < 10
+
+
+def test_names_cannot_steer_a_terminal_or_break_a_table(tmp_path):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    write_json(path, config | {"learner": "a\x1b[2J|b\n\\|<i>\u202ec\x9b", "benchmark": "x\ry|"})
+    rows = rows_of(tmp_path)
+    text = "\n".join(printed(rows, 100))
+    assert not set(text) & set("\x1b\r\x9b\u202e")
+    table = markdown_table(rows).splitlines()
+    assert len(table) == 3
+    assert table[2].startswith("| a�[2J\\|b�\\\\\\|\\<i>�c� | ")
+    failure = {"type": "E", "message": "\x1b]0;taken\x07|"}
+    (tmp_path / "run" / "result.json").unlink()
+    write_json(tmp_path / "run" / "failure.json", failure)
+    (line,) = failed_lines(find_failures([tmp_path]))
+    assert line.endswith("E: �]0;taken�|")
+
+
+@pytest.mark.parametrize("name", ["_Mine", "Ünï", "a b/../c"])
+def test_learners_of_any_name_have_pictures_of_their_own(tmp_path, name):
+    for i, end in enumerate("äö"):
+        write_run(tmp_path / end, seed=i)
+        path = tmp_path / end / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"learner": name + end})
+    written = draw_pictures(rows_of(tmp_path), tmp_path / "pictures")
+    assert len(set(written)) == len(written) == 8
+    assert {path.parent.name for path in written} == {"pictures"}
 
 
 # What is told apart
@@ -234,7 +340,7 @@ def test_what_failed_is_told(tmp_path):
     assert line.startswith("mnist-rotations, gem (lr=1e+30, ")
     assert line.endswith("): 2 runs, FloatingPointError: the loss is <not> finite")
     rows = rows_of(tmp_path)
-    assert f"- {line}" in markdown_table(rows, [line])
+    assert "the loss is \\<not> finite\n" in markdown_table(rows, [line])
     text = write_page(rows, tmp_path / "report.html", [line]).read_text()
     assert "Not shown: 1 setting with runs that failed" in text
     assert "the loss is &lt;not&gt; finite" in text

@@ -14,7 +14,7 @@ import pytest
 from gradmem.reports import page, summarize, write_page
 from gradmem.runs.folder import write_json
 
-from .reports import rows_of, write_held_out, write_several
+from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -41,6 +41,11 @@ window.addEventListener("load", () => setTimeout(() => {
     looks: each("curves", ({ line, marker }) => [line.color, line.dash, marker.symbol]),
     bar_looks: each("bars", ({ marker }) => [marker.color, marker.pattern?.shape]),
     after: document.getElementById("matrix").layout?.yaxis.ticktext,
+    scale: (({ zmin, zmax, colorbar }) => [zmin, zmax, colorbar.title.text])(
+      document.getElementById("matrix").data?.[0] || { colorbar: { title: {} } }),
+    axes: ["curves", "time"].map((section) => plots(section).map(({ layout: { yaxis } }) =>
+      [yaxis.title.text, yaxis.range])),
+    caption: document.getElementById("matrix-caption").textContent,
     active: [...document.querySelectorAll("#diagnostics-table td")].map((td) => td.textContent),
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
     address: location.hash,
@@ -298,3 +303,43 @@ def test_charts_say_what_experiments_differ_in(tmp_path):
     seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
     names = ["single (examples_per_task=100)", "gem (examples_per_task=50)"]
     assert seen.probe["names"] == [names]
+
+
+@pytest.mark.parametrize("scale", [50.0, 1e-7, 3e9])
+def test_scores_have_their_name_and_their_range(tmp_path, scale):
+    write_scored(tmp_path, scale=scale)
+    rows = rows_of(tmp_path)
+    seen = browse(write_page(rows, tmp_path / "report.html"))
+    best = max(rows, key=lambda row: row.estimate("acc").mean)
+    assert np.allclose(seen.probe["z"], best.R, rtol=1e-5, atol=0)
+    low, high, name = seen.probe["scale"]
+    assert (low, high) == pytest.approx((best.R.min(), best.R.max()))
+    assert name == "minus_error"
+    (curves,), (time,) = seen.probe["axes"]
+    assert (curves[0], time[0]) == ("minus_error on task 1", "ACC (minus_error)")
+    assert -2 * scale < curves[1][0] < -0.5 * scale
+    expected = [(row.name, *map(row.text, ("acc", "bwt", "fwt"))) for row in rows]
+    assert [row[:4] for row in seen.rows] == expected
+
+
+def test_scores_and_accuracies_share_a_page(tmp_path):
+    write_scored(tmp_path / "a", scale=50)
+    write_several(tmp_path / "b", ["gem"])
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
+    assert seen.probe["scale"] == [0, 1, "accuracy"]
+    (accuracy, score), _ = seen.probe["axes"]
+    assert accuracy == ["accuracy on task 1", [0, 1.02]]
+    assert score[1][0] < -20
+
+
+def test_runs_without_a_seed_are_counted(tmp_path):
+    write_several(tmp_path, ["gem"], seeds=2)
+    for path in tmp_path.rglob("config.json"):
+        config = json.loads(path.read_text())
+        write_json(path, config | {"seed": None})
+        result = json.loads((path.parent / "result.json").read_text())
+        write_json(path.parent / "result.json", result | {"seed": None})
+    page = write_page(rows_of(tmp_path), tmp_path / "report.html")
+    seen = browse(page, "#seed=run%202")
+    assert seen.probe["status"] == "1 of 2 runs"
+    assert ", run 2: ACC" in seen.probe["caption"]

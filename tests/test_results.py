@@ -6,12 +6,14 @@ import os
 import numpy as np
 import pytest
 
+import gradmem as gm
 from gradmem.reports import draw_pictures, markdown_table, summarize
 from gradmem.reports.summary import Estimate
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import RunFolder, find_runs, newest, write_json
 from tests.synthetic import write_run
 
+TOO_DEEP = "lists nested too deeply"
 TINY = {"data": "sample", "n_tasks": 2, "examples_per_task": 30}
 
 
@@ -84,6 +86,22 @@ def test_a_result_that_is_replaced_is_not_taken_for_the_new_ones(tmp_path):
         ("result.json", {"learned": list("abcde")}, "no task for each row of R in learned"),
         ("result.json", {"curves": {}}, "no learning curves"),
         ("config.json", {"settings": None}, "settings that are no dictionary"),
+        ("result.json", {"acc": 10**400}, "no number for acc"),
+        ("result.json", {"seconds": True}, "no number for seconds"),
+        ("result.json", {"steps": "many"}, "no number for steps"),
+        ("result.json", {"R": [[10**400]]}, "no matrix of numbers for R"),
+        ("result.json", {"R": [[1e300]]}, "no matrix of numbers for R"),
+        ("result.json", {"bwt": 1e300}, "no number for bwt"),
+        ("result.json", {"baseline": [0.1]}, "no baseline for each column of R"),
+        ("result.json", {"learned": [0, 1, 2, 3, 5]}, "no task for each row of R in learned"),
+        ("result.json", {"tasks": "abc"}, "no list of tasks"),
+        ("result.json", {"versions": "new"}, "versions that are no dictionary"),
+        ("result.json", {"tasks": [[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]}, TOO_DEEP),
+        (
+            "result.json",
+            {"curves": {"examples": [0], "accuracy": [[0.1] * 5] * 2}},
+            "learning curves of another size than R",
+        ),
     ],
 )
 def test_a_file_with_wrong_contents_is_left_out(file, change, says, tmp_path):
@@ -95,6 +113,118 @@ def test_a_file_with_wrong_contents_is_left_out(file, change, says, tmp_path):
     (run,) = find_runs([tmp_path], lambda folder, why: said.append((folder.name, why)))
     assert run.folder.name == "good"
     assert said == [("bad", f"{file} has {says}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, TOO_DEEP),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, TOO_DEEP),
+        ('{"seconds": NaN}', "NaN is no number"),
+        ('{"seconds": -Infinity}', "-Infinity is no number"),
+        ('{"seconds": ' + "9" * 5000 + "}", "result.json is not whole"),
+        ("[]", "result.json has no dictionary"),
+        ("\udcff", "result.json is not whole"),
+    ],
+)
+def test_a_hostile_file_is_one_sentence(text, says, tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "result.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=says) as caught:
+        find_runs([tmp_path])
+    assert "result.json" in str(caught.value)
+
+
+def test_a_config_that_says_little_is_a_run_all_the_same(tmp_path):
+    write_run(tmp_path / "run")
+    strange = {"learner": ["a", 1], "settings": {"memories": "many", "budget": 10**400}}
+    for i, config in enumerate(({}, {"benchmark": None, "seed": [1]}, strange)):
+        write_json(tmp_path / "run" / "config.json", config)
+        page = gm.report(tmp_path / "run", tmp_path / f"report-{i}")
+        assert page.stat().st_size > 1_000_000
+        assert "learner" in page.with_name("table.md").read_text()
+
+
+def test_a_part_of_ones_own_is_called_by_its_name(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    own = {"benchmark": "folder/file.py:digits", "learner": "mine:<locals>.MyLearner"}
+    write_json(path, config | own)
+    (run,) = find_runs([tmp_path])
+    assert (run.benchmark, run.name) == ("digits", "MyLearner")
+
+
+# What `run` measured, saved and reported
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Of two learners on one continuum."""
+    continuum = gm.mnist_rotations(n_tasks=2, examples_per_task=30, data="sample")
+    return [gm.run(kind(gm.mlp()), continuum) for kind in (gm.Single, gm.GEM)]
+
+
+def test_a_result_saves_itself_as_a_run(results, tmp_path):
+    folder = results[1].save(tmp_path / "new" / "gem", benchmark="digits", seed=7)
+    assert sorted(os.listdir(folder)) == ["config.json", "result.json"]
+    (run,) = find_runs([tmp_path])
+    assert (run.benchmark, run.learner, run.config["seed"]) == ("digits", "gem", 7)
+    assert (run.result["benchmark"], run.result["seed"]) == ("digits", 7)
+    assert run.result["score"] == "accuracy"
+    assert np.array_equal(run.R, results[1].R)
+
+
+def test_a_folder_never_mixes_two_runs(results, tmp_path):
+    single, gem = results
+    single.save(tmp_path)
+    before = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="holds the result of another experiment"):
+        gem.save(tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == before
+    single.save(tmp_path)  # the same once more
+    gem.save(tmp_path, overwrite=True)
+    (run,) = find_runs([tmp_path])
+    assert (run.learner, run.result["learner"]) == ("gem", "gem")
+    assert run.result["acc"] == gem.acc
+
+
+def test_what_json_cannot_write_is_named(results, tmp_path):
+    results[0].save(tmp_path, loss=np.mean, network=object(), lr=np.float32(0.5), bad=float("nan"))
+    (run,) = find_runs([tmp_path])
+    known = {name: run.config[name] for name in ("loss", "network", "lr", "bad")}
+    assert known == {"loss": "mean", "network": "<object object>", "lr": 0.5, "bad": None}
+
+
+def test_folders_and_results_share_a_report(results, tmp_path):
+    single, gem = results
+    gem.save(tmp_path / "gem")
+    page = gm.report([tmp_path / "gem", single, gem], tmp_path / "out")
+    assert page == tmp_path / "out" / "report.html"
+    written = {path.name for path in page.parent.iterdir()}
+    assert {"table.md", "bars-continuum.png", "R-continuum-gem.pdf"} <= written
+    table = page.with_name("table.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| single", "| gem"]
+
+
+def test_runs_whose_seeds_are_not_known_are_all_counted(tmp_path):
+    """The network's seed is in no config."""
+    continuum = gm.mnist_rotations(n_tasks=2, examples_per_task=30, data="sample")
+    for seed in range(3):
+        gm.run(gm.Single(gm.mlp(seed=seed)), continuum).save(tmp_path / str(seed))
+    gm.run(gm.Single(gm.mlp(seed=0)), continuum).save(tmp_path / "again")
+    (row,) = summarize(newest(find_runs([tmp_path])))
+    assert len(row.runs) == 3
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(results, tmp_path):
+    for name in ("good", "bad"):
+        results[0].save(tmp_path / name)
+    (tmp_path / "bad" / "result.json").write_text("{")
+    with pytest.warns(UserWarning, match="left out of the report: .*bad .result.json is not whole"):
+        gm.report(tmp_path, tmp_path / "out")
+    with pytest.raises(ValueError, match="at least one run's folder or Result, got none"):
+        gm.report([], tmp_path / "out")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 
 import gradmem as gm
 from gradmem.runs import tensorboard
@@ -25,15 +26,23 @@ class Writer:
         self.closed = True
 
 
+class Losing(gm.Single):
+    """Returns a loss, as learners may."""
+
+    def observe(self, x, t, y, check=True):
+        super().observe(x, t, y, check=check)
+        return torch.tensor(float(self.steps))
+
+
 def run_with(log, every=None):
     continuum = gm.mnist_rotations(n_tasks=2, examples_per_task=40, data="sample")
-    return gm.run(gm.Single(gm.mlp(), lr=0.1), continuum, every=every, on_progress=log)
+    return gm.run(Losing(gm.mlp(), lr=0.1), continuum, every=every, callbacks=[log])
 
 
 def test_accuracies_and_speed_are_logged_over_examples(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorboard, "_summary_writer", lambda: Writer)
-    with TensorBoardLog(tmp_path) as log:
-        result = run_with(log, every=20)
+    log = TensorBoardLog(tmp_path)
+    result = run_with(log, every=20)
     writer = log._writer
     assert (writer.folder, writer.closed) == (str(tmp_path), True)
     logged = {}
@@ -44,7 +53,8 @@ def test_accuracies_and_speed_are_logged_over_examples(monkeypatch, tmp_path):
         curve = dict(zip([0, 20, 40, 60, 80], result.curves[:, j], strict=True))
         assert logged[f"accuracy/task {j + 1} {label}"] == curve
     assert set(logged["examples per second"]) == {10, 20, 30, 40, 50, 60, 70, 80}
-    assert len(writer.scalars) == 2 + 2 * 5 + 8  # nothing twice
+    assert logged["loss"] == {10 * step: step for step in range(1, 9)}
+    assert len(writer.scalars) == 2 + 2 * 5 + 2 * 8  # nothing twice
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, tmp_path):

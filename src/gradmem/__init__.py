@@ -14,11 +14,20 @@ from gradmem.benchmarks import (
     mnist_rotations,
 )
 from gradmem.data import DataError, Images
-from gradmem.evaluation import Progress, Result, TransferMetrics, run, transfer_metrics
+from gradmem.evaluation import (
+    Callback,
+    Progress,
+    Result,
+    TransferMetrics,
+    accuracy,
+    run,
+    transfer_metrics,
+)
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project
+from gradmem.reports import report
 from gradmem.runs.compare import compare
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.sweeps import sweep
@@ -29,6 +38,7 @@ __all__ = [
     "EWC",
     "GEM",
     "Benchmark",
+    "Callback",
     "Continuum",
     "DataError",
     "EpisodicMemory",
@@ -44,12 +54,14 @@ __all__ = [
     "Task",
     "TransferMetrics",
     "__version__",
+    "accuracy",
     "cifar100_incremental",
     "compare",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
     "project",
+    "report",
     "resnet18",
     "run",
     "sweep",

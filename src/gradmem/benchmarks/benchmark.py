@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from gradmem import published
 from gradmem.learners import Independent
 from gradmem.streams.continuum import Continuum
 
-__all__ = ["Benchmark", "shares"]
+__all__ = ["Benchmark", "paper_benchmark", "shares"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +99,18 @@ class Benchmark:
         """`network(seed)`, with those of `about` (learner, n_tasks, device) that it takes."""
         takes = _parameters(self.network)
         return self.network(seed=seed, **{k: v for k, v in about.items() if k in takes})
+
+
+def paper_benchmark(
+    name: str, continuum: Callable[..., Continuum], network: Callable[..., nn.Module]
+) -> Benchmark:
+    """A benchmark of the paper, with its best settings and its grid (Appendix A).
+
+    A-GEM, which the paper does not have, has as many memories as GEM.
+    """
+    best = published.settings()[name]["learners"]
+    more = {"agem": {"lr": 0.1, "memories": 256, "sample": 256}}
+    return Benchmark(name, continuum, network, {**best, **more}, grid=published.grids()[name])
 
 
 def shares(learner: Any, n_tasks: int) -> int:

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradmem.benchmarks.benchmark import Benchmark, shares
+from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import Cifar100, Images, load_cifar100
 from gradmem.networks import resnet18
-from gradmem.published import grids
 from gradmem.streams.continuum import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, one_of, positive_int
 
@@ -131,21 +130,7 @@ def cifar_network(
     return network
 
 
-# Settings are the paper's best (Appendix A) but for A-GEM's, which the paper does not have.
-CIFAR100_INCREMENTAL = Benchmark(
-    "cifar100-incremental",
-    cifar100_incremental,
-    cifar_network,
-    settings={
-        "single": {"lr": 1.0},
-        "independent": {"lr": 0.3, "start": "copy"},
-        "ewc": {"lr": 1.0, "regularization": 1.0, "memories": 10, "fisher": "batch"},
-        "icarl": {"lr": 1.0, "distillation": 1.0, "budget": 5120},
-        "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
-        "agem": {"lr": 0.1, "memories": 256, "sample": 256},
-    },
-    grid=grids()["cifar100-incremental"],
-)
+CIFAR100_INCREMENTAL = paper_benchmark("cifar100-incremental", cifar100_incremental, cifar_network)
 
 
 def _check(images: Images) -> None:

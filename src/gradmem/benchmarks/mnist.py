@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradmem.benchmarks.benchmark import Benchmark, shares
+from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import load_mnist
 from gradmem.networks import mlp
-from gradmem.published import grids
 from gradmem.streams.continuum import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
@@ -96,36 +95,9 @@ def mnist_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> n
     return mlp([784, hidden, hidden, 10], seed=seed)
 
 
-# Settings are the paper's best (Appendix A) but for A-GEM's, which the paper does not have.
-MNIST_ROTATIONS = Benchmark(
-    "mnist-rotations",
-    mnist_rotations,
-    mnist_network,
-    settings={
-        "single": {"lr": 0.003},
-        "independent": {"lr": 0.1, "start": "copy"},
-        "multimodal": {"lr": 0.1},
-        "ewc": {"lr": 0.01, "regularization": 1000.0, "memories": 1000, "fisher": "batch"},
-        "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
-        "agem": {"lr": 0.1, "memories": 256, "sample": 256},
-    },
-    grid=grids()["mnist-rotations"],
-)
+MNIST_ROTATIONS = paper_benchmark("mnist-rotations", mnist_rotations, mnist_network)
 
-MNIST_PERMUTATIONS = Benchmark(
-    "mnist-permutations",
-    mnist_permutations,
-    mnist_network,
-    settings={
-        "single": {"lr": 0.03},
-        "independent": {"lr": 0.03, "start": "copy"},
-        "multimodal": {"lr": 0.1},
-        "ewc": {"lr": 0.1, "regularization": 3.0, "memories": 10, "fisher": "batch"},
-        "gem": {"lr": 0.1, "memories": 256, "margin": 0.5, "margin_rule": "shift"},
-        "agem": {"lr": 0.1, "memories": 256, "sample": 256},
-    },
-    grid=grids()["mnist-permutations"],
-)
+MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, mnist_network)
 
 
 def _mnist(

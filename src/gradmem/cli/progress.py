@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from gradmem.cli.options import say
-from gradmem.evaluation.protocol import Progress
+from gradmem.evaluation import Progress
 
 __all__ = ["Display"]
 

@@ -10,15 +10,7 @@ import typer
 from rich.console import Console
 
 from gradmem.cli.options import OutOption, say
-from gradmem.reports import (
-    draw_pictures,
-    failed_lines,
-    markdown_table,
-    summarize,
-    terminal_table,
-    write_page,
-)
-from gradmem.runs.folder import check_folder, find_failures, find_runs, newest, write_whole
+from gradmem.reports import gather, terminal_table
 
 __all__ = ["report_command", "write_report"]
 
@@ -35,20 +27,10 @@ def report_command(
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
     """Write what a report consists of, and show its table."""
-    found = find_runs(folders, _left_out)
-    counted = newest(found)
-    if left := len(found) - len(counted):
-        which = "1 run" if left == 1 else f"{left} runs"
-        _left_out(which, "same experiment and seed as a newer run")
-    check_folder(out)
-    rows = summarize(counted)
-    out.mkdir(parents=True, exist_ok=True)
-    failed = failed_lines(find_failures(folders))
-    table = out / "table.md"
-    write_whole(table, markdown_table(rows, failed))
-    written = [write_page(rows, out / "report.html", failed), table, *draw_pictures(rows, out)]
-    console.print(terminal_table(rows))
-    if failed:
+    report = gather(folders, _left_out)
+    written = report.write(out)
+    console.print(terminal_table(report.rows))
+    if failed := report.failed:
         more = f"\n  and {len(failed) - 5} more" if len(failed) > 5 else ""
         say(console, "Failed:" + "".join(f"\n  {line}" for line in failed[:5]) + more)
     say(console, "Written:")

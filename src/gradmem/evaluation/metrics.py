@@ -1,4 +1,4 @@
-"""Average accuracy, backward and forward transfer of an accuracy matrix R (Section 2)."""
+"""Average accuracy, backward and forward transfer of a matrix R of scores (Section 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TransferMetrics", "transfer_metrics"]
 
 @dataclass(frozen=True)
 class TransferMetrics:
-    """What an accuracy matrix says about a learner.
+    """What a matrix R says about a learner; for other scores than accuracy, of that score.
 
     Attributes
     ----------
@@ -47,10 +47,11 @@ def transfer_metrics(
     Parameters
     ----------
     R
-        (rows, T) accuracies: row i is measured after the i-th stretch of training, column j is
-        task j. A continuum of T different tasks has T rows.
+        (rows, T) accuracies, or other scores, which may be any finite numbers: row i is measured
+        after the i-th stretch of training, column j is task j. A continuum of T different tasks
+        has T rows.
     baseline
-        (T,) accuracies before training.
+        (T,) scores before training.
     learned
         Which column each row has just learned; 0, 1, …, T−1 if left out. With it, tasks may come
         back: a task then counts as learned when it was last learned for BWT, and as new when it
@@ -62,8 +63,8 @@ def transfer_metrics(
     >>> round(m.acc, 4), round(m.bwt, 4), round(m.fwt, 4)
     (0.85, -0.1, 0.2)
     """
-    R = _accuracies("R", R, 2)
-    b = _accuracies("baseline", baseline, 1)
+    R = _scores("R", R, 2)
+    b = _scores("baseline", baseline, 1)
     rows, T = R.shape
     if len(b) != T:
         raise ValueError(f"baseline must have R's {T} columns, got {len(b)}")
@@ -111,7 +112,7 @@ def _mean(values: list[Any]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def _accuracies(name: str, values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _scores(name: str, values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
     try:

@@ -3,109 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
-from gradmem.learners.learner import Learner
-from gradmem.streams.continuum import Continuum
+from gradmem.evaluation.callback import Progress
+from gradmem.evaluation.result import Matrix, Result, as_text
+from gradmem.evaluation.scores import Score, accuracy, name_of, total
+from gradmem.learners import LEARNERS, Learner
+from gradmem.streams import Continuum, Examples
+from gradmem.streams.continuum import IID
+from gradmem.trees import leaves, size
 from gradmem.validation import positive_int
 
 __all__ = ["Progress", "Result", "run"]
 
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
-
 #: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
 EVALUATION_BATCH = 2000
 
-
-@dataclass
-class Result:
-    """What a run measured.
-
-    Attributes
-    ----------
-    R
-        (rows, T): row i holds the test accuracies on all tasks after the i-th stretch of training.
-    baseline
-        (T,): b̄, the same before training.
-    curve_examples, curves
-        The fine-grained R: `curves` (points, T) holds the test accuracies after `curve_examples`
-        (points,) observed examples. Its columns are learning curves.
-    learned
-        The column that each row learned; see `transfer_metrics`.
-    labels
-        A name for each task.
-    seconds_training, seconds_evaluation
-        Where the time went.
-    statistics
-        The learner's counts: steps, examples, for GEM also violations.
-    """
-
-    R: Matrix
-    baseline: Matrix
-    curve_examples: list[int]
-    curves: Matrix
-    learned: list[int | None]
-    labels: list[str]
-    seconds_training: float
-    seconds_evaluation: float
-    statistics: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def metrics(self) -> TransferMetrics:
-        return transfer_metrics(self.R, self.baseline, self.learned)
-
-    @property
-    def acc(self) -> float:
-        return self.metrics.acc
-
-    @property
-    def bwt(self) -> float:
-        return self.metrics.bwt
-
-    @property
-    def fwt(self) -> float:
-        return self.metrics.fwt
-
-    @property
-    def seconds(self) -> float:
-        """Training and evaluation together."""
-        return self.seconds_training + self.seconds_evaluation
-
-    def __repr__(self) -> str:
-        return (
-            f"Result(acc={self.acc:.4f}, bwt={self.bwt:+.4f}, fwt={self.fwt:+.4f}, "
-            f"seconds={self.seconds:.1f})"
-        )
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is: given to `run`'s `on_progress` after every mini-batch and every row."""
-
-    task: int
-    n_tasks: int
-    label: str
-    examples: int
-    n_examples: int
-    seconds: float
-    acc: float | None
-    """Mean accuracy on the tasks learned so far, at the last row of R."""
-    partial: Result | None
-    """What has been measured so far; only when a row of R has just been added."""
+#: What a callback may have.
+HOOKS = ("on_batch", "on_task", "on_end")
 
 
 def run(
-    learner: Learner,
+    learner: Any,
     continuum: Continuum,
     every: int | None = None,
+    *,
+    score: Score | None = None,
+    callbacks: Iterable[Any] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Train `learner` on `continuum` and measure it on all tasks as it goes (Algorithm 1).
@@ -113,14 +43,20 @@ def run(
     Parameters
     ----------
     learner
-        Anything that answers `observe` and `predict`; it is trained in place. It is told which
-        outputs are which task's (`Learner.outputs`), unless it knows. The baseline of FWT is what
-        it can do when the run begins.
+        Anything that answers `observe(x, t, y)` and `predict(x, t)`; it is trained in place. A
+        `Learner` is told which outputs are which task's (`Learner.outputs`), unless it knows. The
+        baseline of FWT is what it can do when the run begins.
     continuum
         The data and the test sets.
     every
         If given, all tasks are also evaluated every so many examples inside tasks: a learning
         curve per task. The rows of R themselves are always part of the curves.
+    score
+        `score(prediction, y)` gives a real number for each example, (n,), the higher the better;
+        R holds their means. If left out, accuracy: whether the predicted class id is y.
+    callbacks
+        Objects with any of `on_batch(progress)`, `on_task(progress)` and `on_end(result)`, see
+        `Callback`.
     on_progress
         Called with a `Progress` after every mini-batch and every row of R.
 
@@ -131,118 +67,196 @@ def run(
     >>> result = gm.run(gm.GEM(gm.mlp(), memories=20), continuum)
     >>> result.R.shape, result.baseline.shape
     ((2, 2), (2,))
+
+    Another score:
+
+    >>> def closeness(prediction, y):
+    ...     return -(prediction - y).abs()
+    >>> gm.run(gm.Single(gm.mlp()), continuum, score=closeness).score
+    'closeness'
     """
     if every is not None:
         positive_int("every", every)
     if not isinstance(continuum, Continuum):
         raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
-    continuum = continuum.to(getattr(learner, "device", torch.device("cpu")))
-    if isinstance(learner, Learner):
-        learner.outputs = {**continuum.outputs, **learner.outputs}
-        _look_at(learner, continuum)
-    clock = _Clock()
-    with clock.evaluation:
-        baseline = evaluate(learner, continuum)
-    R: list[Matrix] = []
-    curves: list[tuple[int, Matrix]] = [(0, baseline)]
-    examples = 0
+    hooks = _hooks(callbacks)
+    if on_progress is not None:
+        for name in ("on_batch", "on_task"):
+            hooks[name].append(on_progress)
+    return _Run(learner, continuum, every, score or accuracy, hooks).made()
 
-    def so_far() -> Result:
-        rows = len(R)
+
+class _Run:
+    """A run that is under way."""
+
+    def __init__(
+        self,
+        learner: Any,
+        continuum: Continuum,
+        every: int | None,
+        score: Score,
+        hooks: dict[str, list[Callable[..., None]]],
+    ) -> None:
+        self.learner, self.every, self.score, self.hooks = learner, every, score, hooks
+        self.device = torch.device(getattr(learner, "device", None) or "cpu")
+        self.continuum = continuum.to(self.device)
+        self.observe, self.predict = learner.observe, learner.predict
+        if isinstance(learner, Learner):
+            learner.outputs = {**continuum.outputs, **learner.outputs}
+            seen = _look_at(learner, self.continuum)
+            if seen or self._on_gpu:  # a look at every batch would wait for the GPU every time
+                self.observe = partial(learner.observe, check=False)
+                self.predict = partial(learner.predict, check=False)
+        self.settle = getattr(learner, "settle", None)
+        self.training, self.evaluation = _StopWatch(), _StopWatch()
+        self.examples = 0
+        self.R: list[Matrix] = []
+        self.curves: list[tuple[int, Matrix]] = []
+        self.config = _config(learner, self.continuum, every, self.device)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def made(self) -> Result:
+        """Train, evaluate, and tell the callbacks."""
+        self._measure()
+        for i in range(self.continuum.n_tasks):
+            self._learn(i)
+            self.R.append(self.curves[-1][1])
+            self._tell("on_task", i, partial=self._so_far())
+        result = self._so_far()
+        for hook in self.hooks["on_end"]:
+            hook(result)
+        return result
+
+    def _learn(self, i: int) -> None:
+        """One stretch of training, measured at its end."""
+        for x, t, y in self.continuum[i]:
+            with self.training:
+                loss = self.observe(x, t, y)
+            before, self.examples = self.examples, self.examples + size(y)
+            if self.every is not None and self.examples // self.every > before // self.every:
+                self._measure()
+            self._tell("on_batch", i, loss=loss)
+        if self.curves[-1][0] < self.examples:
+            self._measure()
+        if self.settle is not None:
+            self.settle()
+
+    def _measure(self) -> None:
+        """Add a point to the learning curves."""
+        if self._on_gpu:
+            with self.training:  # a GPU's steps are only begun when `observe` returns
+                torch.cuda.synchronize(self.device)
+        with self.evaluation:
+            self.curves.append((self.examples, self._scores()))
+
+    def _scores(self) -> Matrix:
+        """Mean scores on all tasks: (T,). The device is waited for once."""
+        sums, counts = [], []
+        for t, test in self.continuum.tests.items():
+            n = len(test) if self._on_gpu and isinstance(test, Examples) else EVALUATION_BATCH
+            for x, y in test.batches(n):
+                sums.append(total(self.score, self.predict(x, t), y, size(y)))
+            counts.append((len(test), -(-len(test) // n)))
+        values = iter(torch.stack(sums).tolist())
+        means = np.array([sum(next(values) for _ in range(n)) / whole for whole, n in counts])
+        if not np.isfinite(means).all():
+            if self.settle is not None:
+                self.settle()  # a learner knows better what went wrong
+            label = self.continuum.labels()[int(np.argmin(np.isfinite(means)))]
+            raise FloatingPointError(
+                f"{name_of(self.score)} is not finite on {label} after {self.examples} examples: "
+                "the learner may have diverged"
+            )
+        return means
+
+    def _tell(
+        self, hook: str, i: int, partial: Result | None = None, loss: Tensor | None = None
+    ) -> None:
+        if not self.hooks[hook]:
+            return
+        progress = Progress(
+            task=i,
+            n_tasks=self.continuum.n_tasks,
+            label=self.continuum.tasks[i].label,
+            examples=self.examples,
+            n_examples=self.continuum.n_examples,
+            seconds=self.training.seconds + self.evaluation.seconds,
+            acc=_acc_so_far(self.R, self.continuum.learned),
+            partial=partial,
+            loss=loss,
+            learner=self.learner,
+        )
+        for call in self.hooks[hook]:
+            call(progress)
+
+    def _so_far(self) -> Result:
+        statistics = getattr(self.learner, "statistics", dict)
         return Result(
-            R=np.array(R),
-            baseline=baseline,
-            curve_examples=[n for n, _ in curves],
-            curves=np.array([row for _, row in curves]),
-            learned=continuum.learned[:rows],
-            labels=continuum.labels(),
-            seconds_training=clock.training.seconds,
-            seconds_evaluation=clock.evaluation.seconds,
-            statistics=_statistics(learner),
+            R=np.array(self.R),
+            baseline=self.curves[0][1],
+            curve_examples=[n for n, _ in self.curves],
+            curves=np.array([row for _, row in self.curves]),
+            learned=self.continuum.learned[: len(self.R)],
+            labels=self.continuum.labels(),
+            seconds_training=self.training.seconds,
+            seconds_evaluation=self.evaluation.seconds,
+            statistics=statistics(),
+            score=name_of(self.score),
+            config=dict(self.config),
         )
 
-    def report(i: int, partial: Result | None = None) -> None:
-        if on_progress is not None:
-            on_progress(
-                Progress(
-                    task=i,
-                    n_tasks=continuum.n_tasks,
-                    label=continuum.tasks[i].label,
-                    examples=examples,
-                    n_examples=continuum.n_examples,
-                    seconds=clock.training.seconds + clock.evaluation.seconds,
-                    acc=_acc_so_far(R, continuum.learned),
-                    partial=partial,
-                )
-            )
 
-    for i in range(continuum.n_tasks):
-        for x, t, y in continuum[i]:
-            with clock.training:
-                _observe(learner, x, t, y)
-            seen = examples + len(y)
-            if every is not None and seen // every > examples // every:
-                with clock.training:
-                    _wait(continuum)
-                with clock.evaluation:
-                    curves.append((seen, evaluate(learner, continuum)))
-            examples = seen
-            report(i)
-        if curves[-1][0] < examples:
-            with clock.training:
-                _wait(continuum)
-            with clock.evaluation:
-                curves.append((examples, evaluate(learner, continuum)))
-        if isinstance(learner, Learner):
-            learner.settle()
-        R.append(curves[-1][1])
-        report(i, so_far())
-    return so_far()
+def _hooks(callbacks: Iterable[Any]) -> dict[str, list[Callable[..., None]]]:
+    hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in HOOKS}
+    for callback in callbacks:
+        own = {name: getattr(callback, name) for name in HOOKS if hasattr(callback, name)}
+        if not own:
+            raise TypeError(f"a callback needs one of {', '.join(HOOKS)}, got {callback!r}")
+        for name, method in own.items():
+            hooks[name].append(method)
+    return hooks
 
 
-def evaluate(learner: Learner, continuum: Continuum) -> Matrix:
-    """Test accuracies on all tasks: (T,). Every example counts; the device is waited for once."""
-    right, sizes = [], []
+def _look_at(learner: Learner, continuum: Continuum) -> bool:
+    """Check the data before the run; of what is read lazily, the first batch.
+
+    Returns whether all data were checked.
+    """
+    classes: set[int] = set()
+    size = continuum.batch_size
+    for task in continuum.tasks:
+        _look_at_examples(learner, task.t, task.train, learner.check, size)
+        if size == 1 or len(task.train) % size == 1:  # a batch of one is not for every network
+            x, y = task.train[:1]
+            learner.check(x, task.t, y)
+        if isinstance(task.train, Examples) and _are_class_ids(task.train.y):
+            classes |= set(task.train.y.unique().tolist())
     for t, test in continuum.tests.items():
-        size = len(test) if test.x.is_cuda else EVALUATION_BATCH
-        right += [(_predict(learner, x, t) == y).sum() for x, y in test.batches(size)]
-        sizes += [(len(test), -(-len(test) // size))]
-    counts = iter(torch.stack(right).tolist())
-    return np.array([sum(next(counts) for _ in range(n)) / total for total, n in sizes])
-
-
-def _wait(continuum: Continuum) -> None:
-    """Steps on a GPU are only begun when `observe` returns; their time is training's."""
-    device = continuum.tasks[0].train.x.device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _look_at(learner: Learner, continuum: Continuum) -> None:
-    """Check the data as a whole, before the run, and without waiting for a GPU at every batch."""
-    trains = [(task.t, task.train, learner.check) for task in continuum.tasks]
-    tests = [(t, test, learner.check_test) for t, test in continuum.tests.items()]
-    for t, examples, check in trains + tests:
-        whole = examples.x.is_floating_point()  # pixels stored as bytes are finite
-        x, y = examples[:] if whole else examples[:2]
-        check(x, t, y)
-        if not whole:
-            learner.check_labels(t, examples.y)
-    classes = {y for task in continuum.tasks for y in task.train.y.unique().tolist()}
+        _look_at_examples(learner, t, test, learner.check_test, size)
     learner.check_all([task.t for task in continuum.tasks], classes)
+    sets = [*(task.train for task in continuum.tasks), *continuum.tests.values()]
+    return all(isinstance(examples, Examples) for examples in sets)
 
 
-def _observe(learner: Learner, x: Tensor, t: Hashable, y: Tensor) -> None:
-    if x.is_cuda and isinstance(learner, Learner):
-        learner.observe(x, t, y, check=False)
-    else:
-        learner.observe(x, t, y)
+def _look_at_examples(
+    learner: Learner, t: Any, examples: Any, check: Callable[..., None], batch_size: int
+) -> None:
+    if not isinstance(examples, Examples):
+        x, y = examples[:batch_size]
+        return check(x, t, y)
+    # Pixels stored as bytes are finite: only their labels are looked at as a whole.
+    whole = any(leaf.is_floating_point() for leaf in leaves(examples.x))
+    x, y = examples[:] if whole else examples[:2]
+    check(x, t, y)
+    if not whole:
+        learner.check_labels(t, examples.y)
 
 
-def _predict(learner: Learner, x: Tensor, t: Hashable) -> Tensor:
-    if x.is_cuda and isinstance(learner, Learner):
-        return learner.predict(x, t, check=False)
-    return learner.predict(x, t)
+def _are_class_ids(y: Any) -> bool:
+    return isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point()
 
 
 def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
@@ -252,16 +266,29 @@ def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
     return float(R[-1][sorted(seen)].mean() if seen else R[-1].mean())
 
 
-def _statistics(learner: Learner) -> dict[str, Any]:
-    statistics: Callable[[], dict[str, Any]] | None = getattr(learner, "statistics", None)
-    return statistics() if statistics else {}
-
-
-class _Clock:
-    """Stop-watches for the two things a run does."""
-
-    def __init__(self) -> None:
-        self.training, self.evaluation = _StopWatch(), _StopWatch()
+def _config(
+    learner: Any, continuum: Continuum, every: int | None, device: torch.device
+) -> dict[str, Any]:
+    """What is known of a run, with an `Experiment`'s names."""
+    names = {kind: name for name, kind in LEARNERS.items()}
+    offered = getattr(learner, "settings", None)
+    settings = dict(offered) if isinstance(offered, Mapping) else {}
+    seeds = {"continuum": continuum.seed, "learner": settings.pop("seed", None)}
+    sizes = {len(task.train) for task in continuum.tasks}
+    config = {
+        "benchmark": getattr(continuum, "name", None) or "continuum",
+        "learner": names.get(type(learner), type(learner).__name__),
+        "settings": settings,
+        "seeds": {name: seed for name, seed in seeds.items() if seed is not None},
+        "n_tasks": continuum.n_tasks,
+        "examples_per_task": sizes.pop() if len(sizes) == 1 else None,
+        "batch_size": continuum.batch_size,
+        "epochs": continuum.epochs,
+        "shuffled": any(task.t == IID for task in continuum.tasks),
+        "every": every,
+        "device": str(device),
+    }
+    return as_text(config)  # type: ignore[no-any-return]
 
 
 class _StopWatch:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["appendix_b", "grids", "tables"]
+__all__ = ["appendix_b", "grids", "settings", "tables"]
 
 
 @cache
@@ -39,6 +39,20 @@ def grids() -> dict[str, dict[str, dict[str, list[Any]]]]:
     ['copy', 'random']
     """
     return _read("grids.json")  # type: ignore[no-any-return]
+
+
+@cache
+def settings() -> dict[str, dict[str, Any]]:
+    """The experiments behind Appendix B: benchmark → its sizes, and `learners` → best settings.
+
+    Examples
+    --------
+    >>> settings()["mnist-rotations"]["examples_per_task"]
+    1000
+    >>> settings()["mnist-rotations"]["learners"]["gem"]
+    {'lr': 0.1, 'memories': 256, 'margin': 0.5, 'margin_rule': 'shift'}
+    """
+    return _read("settings.json")  # type: ignore[no-any-return]
 
 
 @cache

@@ -2,17 +2,21 @@
 
 from gradmem.reports.page import write_page
 from gradmem.reports.pictures import draw_bars, draw_first_task, draw_pictures
+from gradmem.reports.report import Report, gather, report
 from gradmem.reports.summary import Estimate, Row, failed_lines, summarize
 from gradmem.reports.table import markdown_table, terminal_table
 
 __all__ = [
     "Estimate",
+    "Report",
     "Row",
     "draw_bars",
     "draw_first_task",
     "draw_pictures",
     "failed_lines",
+    "gather",
     "markdown_table",
+    "report",
     "summarize",
     "terminal_table",
     "write_page",

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradmem.reports.published import PUBLISHED, published, published_first_task
 from gradmem.reports.styles import VARIANTS, Style, Variant, paler, styles
-from gradmem.reports.summary import MemoryLine, Row, leading, memory_lines, seeds_text
+from gradmem.reports.summary import MemoryLine, Row, bounds, leading, memory_lines, seeds_text
 
 __all__ = ["draw_bars", "draw_first_task", "draw_pictures"]
 
@@ -67,9 +67,10 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     n_rows, T = R.shape
     flat = n_rows * 2 < T
     figure, axes = _figure(width=5.6, height=4.4 * n_rows / T + (2.1 if flat else 0.9))
-    image = axes.imshow(R, vmin=0, vmax=1, cmap="cividis", aspect="equal")
-    acc = row.estimate("acc").format(".3f")
-    axes.set_title(f"{_short(row.name)} on {_short(row.benchmark)}: ACC {acc}", wrap=True)
+    low, high = bounds([row]) or (R.min(), R.max())
+    image = axes.imshow(R, vmin=low, vmax=high, cmap="cividis", aspect="equal")
+    title = f"{_short(row.name)} on {_short(row.benchmark)}: ACC {row.text('acc')}"
+    axes.set_title(title, wrap=True)
     axes.set_xlabel("tested on task")
     axes.set_ylabel("after learning task" if n_rows > 4 else "after")
     axes.set_xticks(_ticks(T), labels=[str(i + 1) for i in _ticks(T)])
@@ -78,10 +79,12 @@ def _matrix(row: Row, folder: Path) -> list[Path]:
     axes.set_yticks(_ticks(n_rows), labels=after)
     if T <= 10:
         for (i, j), value in np.ndenumerate(R):
-            colour = "black" if value > 0.5 else "white"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+            colour = "black" if value > (low + high) / 2 else "white"
+            # Three digits: 1520, not 1.52e+03.
+            text = f"{value:.2f}" if (low, high) == (0, 1) else f"{float(f'{value:.3g}'):g}"
+            axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)
     bar = {"orientation": "horizontal", "aspect": 40} if flat else {"fraction": 0.046}
-    figure.colorbar(image, ax=axes, label=row.runs[0].accuracy, pad=0.03, **bar)
+    figure.colorbar(image, ax=axes, label=_short(row.runs[0].measure), pad=0.03, **bar)
     return _save(figure, folder, f"R-{_slug(row.benchmark)}-{_slug(row.name)}")
 
 
@@ -92,15 +95,15 @@ def draw_first_task(
     look: dict[str, Style] | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """Test accuracy on the first task as more of the continuum is observed (Figure 1, right)."""
+    """The test score on the first task as more of the continuum is observed (Figure 1, right)."""
     look = look or styles(row.learner for row in rows)
     figure, axes = _figure(width=7, height=4.2)
     for row in rows:
-        examples, accuracy = row.first_task
+        examples, scores = row.first_task
         alike = [other for other in rows if other.learner == row.learner]
         axes.plot(
             examples,
-            accuracy,
+            scores,
             markevery=max(1, len(examples) // 20),
             markersize=5,
             **_line(look[row.learner], _variant(alike.index(row))),
@@ -115,8 +118,8 @@ def draw_first_task(
         axes.plot([], [], color="black", label=PUBLISHED, **THIN)
     axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned", wrap=True)
     axes.set_xlabel("examples observed")
-    axes.set_ylabel(f"{rows[0].runs[0].accuracy} on the first task")
-    axes.set_ylim(0, 1)
+    axes.set_ylabel(f"{_short(rows[0].runs[0].measure, 40)} on the first task")
+    axes.set_ylim(bounds(rows))
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return _save(figure, folder, f"first-task-{_slug(benchmark)}", formats)
@@ -168,6 +171,8 @@ def draw_bars(
             zorder=3,
         )
     axes.axhline(0, color="black", linewidth=0.8)
+    if rows[0].score != "accuracy":
+        axes.set_ylabel(_short(rows[0].score, 40))
     axes.set_xticks(range(len(METRICS)), labels=[name.upper() for name in METRICS])
     axes.set_xlim(-0.5, len(METRICS) - 0.5)
     seeds = seeds_text(rows)
@@ -204,7 +209,8 @@ def _memory(
         axes.minorticks_off()
     axes.set_title(f"ACC against memory on {_short(benchmark)}", wrap=True)
     axes.set_xlabel("examples remembered in all")
-    axes.set_ylabel("ACC")
+    score = lines[0].rows[0].score
+    axes.set_ylabel("ACC" if score == "accuracy" else f"ACC ({_short(score, 40)})")
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return _save(figure, folder, f"acc-memory-{_slug(benchmark)}")
@@ -290,6 +296,7 @@ def _or_zero(value: float | None) -> float:
 
 def _short(name: str, length: int = 90) -> str:
     name = name if len(name) <= length else f"{name[: length - 1]}…"
+    name = f" {name}" if name.startswith("_") else name  # Matplotlib's legends leave these out
     return name.replace("$", r"\$")  # between dollars Matplotlib expects a formula
 
 
@@ -298,8 +305,8 @@ def _ticks(n: int) -> range:
 
 
 def _slug(name: str) -> str:
-    slug = re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-")
-    if len(slug) <= 80:
+    slug = re.sub(r"[^A-Za-z0-9.=]+", "-", name).strip("-")
+    if len(slug) <= 80 and name.isascii():
         return slug
-    # Names of files have an end; what is cut off must still tell two of them apart.
+    # What is cut off or has no ASCII letters must still tell two files apart.
     return f"{slug[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

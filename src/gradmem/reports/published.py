@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradmem.benchmarks import BENCHMARKS as KNOWN
 from gradmem.evaluation.metrics import transfer_metrics
-from gradmem.published import appendix_b
+from gradmem.published import appendix_b, settings
 from gradmem.reports.summary import Row
-from gradmem.reproduction.plan import BENCHMARKS, OTHER, SAMPLE
 
 __all__ = ["PUBLISHED", "published", "published_first_task"]
 
 #: What such a value is called in a legend.
 PUBLISHED = "published (one run)"
+
+#: What a config calls data that are not the paper's.
+NOT_THE_PAPERS = ("sample", "other")
+
+#: Settings that decide how a learner computes, not what it learns.
+HOW = ("gradients", "precision", "graphs")
 
 
 def published(row: Row) -> dict[str, float] | None:
@@ -37,28 +41,22 @@ def published_first_task(row: Row) -> list[float] | None:
 
 
 def _entry(row: Row) -> dict[str, Any] | None:
-    """The row's matrix in Appendix B."""
+    """The row's matrix in Appendix B, if the row is the paper's own experiment."""
     entry = appendix_b().get(row.benchmark, {}).get(row.learner)
-    run = row.runs[0]
-    recipe = KNOWN[row.benchmark].settings.get(row.learner, {}) if row.benchmark in KNOWN else {}
-    settings = run.config.get("settings", {})
-    if (
-        entry is None
-        or run.config.get("data") in (SAMPLE, OTHER)
-        or run.R.shape != (len(entry["R"]),) * 2
-        or any(run.config.get(name) not in values for name, values in _same(row.benchmark).items())
-        or any(settings.get(name) != value for name, value in recipe.items())
-    ):
-        return None
-    return entry
+    return entry if entry is not None and _is_the_papers(row) else None
 
 
-def _same(benchmark: str) -> dict[str, tuple[Any, ...]]:
-    """What else the paper's runs have in common; None is what was left out, and so as usual."""
-    return {
-        "shuffled": (False, None),
-        "epochs": (1, None),
-        "order": (None,),
-        "batch_size": (10, None),
-        "examples_per_task": (BENCHMARKS[benchmark], None),
-    }
+def _is_the_papers(row: Row) -> bool:
+    config, paper = row.runs[0].config, settings()[row.benchmark]
+    chosen = {name: v for name, v in config.get("settings", {}).items() if v is not None}
+    sizes = ("examples_per_task", "batch_size", "epochs")
+    return (
+        "data" in config  # else nobody knows what they were
+        and config["data"] not in NOT_THE_PAPERS
+        and row.runs[0].R.shape == (paper["n_tasks"],) * 2
+        and config.get("order") is None
+        and not config.get("shuffled")
+        and all(config.get(name) in (paper[name], None) for name in sizes)
+        and {name: v for name, v in chosen.items() if name not in HOW}
+        == paper["learners"][row.learner]
+    )

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from gradmem.learners import LEARNERS
-from gradmem.runs.folder import Failure, Run
+from gradmem.runs.folder import Failure, Run, printable
 
 __all__ = [
     "Estimate",
     "MemoryLine",
     "Row",
+    "bounds",
     "conditions",
     "failed_lines",
     "leading",
@@ -25,6 +26,9 @@ __all__ = [
     "seeds_text",
     "summarize",
 ]
+
+#: Where a config has its seed; `seeds` if those of the continuum and the learner are all it knows.
+SEEDS = ("seed", "seeds")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Estimate:
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Estimate:
         """The estimate from one value per seed; None values (not defined) make it NaN."""
-        numbers = [math.nan if value is None else value for value in values]
+        numbers = [math.nan if value is None else float(value) for value in values]
         n = len(numbers)
         if n < 2:
             return cls(numbers[0], None)
@@ -70,28 +74,50 @@ class Row:
         """Of a number that `result.json` holds: acc, bwt, fwt, seconds, …"""
         return Estimate.of([run.result[key] for run in self.runs])
 
+    def text(self, key: str) -> str:
+        """The estimate of acc, bwt, fwt or seconds as tables have it."""
+        if key == "seconds":
+            return self.estimate(key).format(".1f")
+        spec = ".2e" if self.digits is None else f".{self.digits}f"
+        return self.estimate(key).format(spec if key == "acc" else f"+{spec}")
+
+    @property
+    def digits(self) -> int | None:
+        """Digits after the point: 3 for accuracies, else what shows three; None: an exponent."""
+        acc = abs(self.estimate("acc").mean)
+        if self.score == "accuracy" or acc == 0 or math.isnan(acc):
+            return 3
+        size = math.floor(math.log10(acc))
+        return max(0, 2 - size) if -4 <= size <= 6 else None
+
     @property
     def learner(self) -> str:
         return self.runs[0].learner
 
     @property
+    def score(self) -> str:
+        """The name of what R holds."""
+        return self.runs[0].score
+
+    @property
     def memory(self) -> int | None:
         """Examples remembered in all once every task is known; None for who remembers none."""
         config = _without_seed(self.runs[0])
-        if config.get("budget") is not None:
-            return int(config["budget"])
-        if config.get("memories") is None:
-            return None
-        return int(config["memories"]) * int(self.runs[0].R.shape[1])
+        each = int(self.runs[0].R.shape[1])
+        for name, times in (("budget", 1), ("memories", each)):
+            size = config.get(name)
+            if type(size) is int and 0 < size < 2**31:
+                return size * times
+        return None
 
     @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The mean accuracy matrix over the seeds."""
+        """The mean matrix over the seeds."""
         return np.array([run.R for run in self.runs]).mean(axis=0)  # type: ignore[no-any-return]
 
     @property
     def first_task(self) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
-        """Examples observed, and the mean accuracy on the first task after them."""
+        """Examples observed, and the mean score on the first task after them."""
         curves = [run.result["curves"] for run in self.runs]
         accuracy = np.mean([np.array(curve["accuracy"])[:, 0] for curve in curves], axis=0)
         return curves[0]["examples"], accuracy
@@ -114,7 +140,10 @@ def summarize(runs: Sequence[Run]) -> list[Row]:
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_without_seed(run), sort_keys=True), []).append(run)
+        # Only matrices and curves of one size have a mean.
+        size = [run.R.shape, run.result["curves"]["examples"]]
+        key = json.dumps([_without_seed(run), run.score, size], sort_keys=True)
+        groups.setdefault(key, []).append(run)
     members = sorted(groups.values(), key=lambda group: _place(group[0]))
     names = _names([(group[0], _without_seed(group[0])) for group in members])
     return [
@@ -130,18 +159,30 @@ def failed_lines(failures: Sequence[Failure]) -> list[str]:
         settings = failure.config.get("settings")
         named = settings.items() if isinstance(settings, dict) else ()
         details = ", ".join(f"{name}={value}" for name, value in named)
-        name = f"{failure.config['benchmark']}, {failure.config['learner']} ({details})"
-        groups.setdefault(name, []).append(failure)
+        run = Run(failure.folder, failure.config, {})
+        groups.setdefault(f"{run.benchmark}, {run.learner} ({details})", []).append(failure)
     return [
-        f"{name}: {len(group)} run{'s' if len(group) > 1 else ''}, {group[0].error.splitlines()[0]}"
+        printable(f"{name}: {len(group)} run{'s' if len(group) > 1 else ''}, {error}")
         for name, group in groups.items()
+        for error in group[0].error.splitlines()[:1]
     ]
+
+
+def bounds(rows: Sequence[Row]) -> tuple[float, float] | None:
+    """(0, 1) if all scores of the rows lie between; None: an axis goes by its values."""
+    runs = [run for row in rows for run in row.runs]
+    inside = (np.min(v) >= 0 and np.max(v) <= 1 for run in runs for v in _scores(run))
+    return (0.0, 1.0) if all(inside) else None
+
+
+def _scores(run: Run) -> list[Any]:
+    return [run.R, run.result["curves"]["accuracy"]]
 
 
 def conditions(run: Run) -> dict[str, Any]:
     """What a run was made with but for its learner, the learner's settings and the seed."""
     # Whether the data were shuffled is in every run's name.
-    others = ("benchmark", "learner", "settings", "seed", "shuffled", "code")
+    others = ("benchmark", "learner", "settings", *SEEDS, "shuffled", "code")
     return {name: value for name, value in run.config.items() if name not in others}
 
 
@@ -182,7 +223,8 @@ def memory_lines(rows: Sequence[Row]) -> list[MemoryLine]:
 
 
 def _without_seed(run: Run) -> dict[str, Any]:
-    flat = {name: value for name, value in run.config.items() if name not in ("seed", "settings")}
+    others = (*SEEDS, "settings")
+    flat = {name: value for name, value in run.config.items() if name not in others}
     settings: dict[str, Any] = run.config.get("settings", {})
     return flat | settings
 
@@ -194,8 +236,7 @@ def _without_memory(run: Run) -> dict[str, Any]:
 
 def _place(run: Run) -> tuple[Any, ...]:
     names = list(LEARNERS)
-    learner = run.config["learner"]
-    place = names.index(learner) if learner in names else len(names)
+    place = names.index(run.learner) if run.learner in names else len(names)
     text = json.dumps(_without_seed(run), sort_keys=True)
     # Every second part is a number: 64 memories come before 256, and 256 before 1024.
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
@@ -219,7 +260,7 @@ def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
     for run, settings in members:
         telling = across[run.benchmark] | within[run.benchmark, run.name]
         details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
-        names.append(f"{run.name} ({details})" if details else run.name)
+        names.append(f"{run.name} ({printable(details)})" if details else run.name)
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,8 +13,7 @@ from gradmem.reports.summary import Row, seeds_text
 
 __all__ = ["markdown_table", "terminal_table"]
 
-#: Column → how its numbers are written.
-COLUMNS = {"acc": ".3f", "bwt": "+.3f", "fwt": "+.3f", "seconds": ".1f"}
+COLUMNS = ("acc", "bwt", "fwt", "seconds")
 
 #: What a narrow terminal goes without, first to last. It always has the learner and ACC.
 DROPPED = ("fwt", "seconds", "bwt")
@@ -30,9 +30,13 @@ def terminal_table(rows: Sequence[Row]) -> RenderableType:
 def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
     """The same as Markdown, with all columns, and below what else was tried and failed."""
     lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
-    lines += [[_name(row, rows), *_numbers(row).values()] for row in rows]
+    lines += [[_literal(_name(row, rows)), *_numbers(row).values()] for row in rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return text + ("\nFailed:\n\n" + "".join(f"- {line}\n" for line in failed) if failed else "")
+    if caption := _caption(rows):
+        text += f"\n{_literal(caption)}\n"
+    if failed:
+        text += "\nFailed:\n\n" + "".join(f"- {_literal(line)}\n" for line in failed)
+    return text
 
 
 class _Fitted:
@@ -50,10 +54,11 @@ class _Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self._columns(options.max_width)
         left = [_heading(column) for column in COLUMNS if column not in columns]
+        captions = [_caption(self.rows), f"No room for {', '.join(left)}" if left else ""]
         table = Table(
             title=escape(_title(self.rows)),
             title_justify="left",
-            caption=f"No room for {', '.join(left)}" if left else None,
+            caption=escape("\n".join(filter(None, captions))) or None,
             caption_justify="left",
         )
         # Whatever cannot be helped is folded: nothing is cut off.
@@ -88,6 +93,17 @@ def _title(rows: Sequence[Row]) -> str:
     return names if seeds is None else f"{names}: {seeds} ± 95% interval"
 
 
+def _caption(rows: Sequence[Row]) -> str:
+    """What the metrics are of, if not of accuracies."""
+    scores = list(dict.fromkeys(row.score for row in rows))
+    return "" if scores == ["accuracy"] else f"ACC, BWT and FWT are of {' and '.join(scores)}."
+
+
+def _literal(text: str) -> str:
+    """Text in which no cell ends and no tag begins."""
+    return re.sub(r"([\\|<])", r"\\\1", text)
+
+
 def _heading(column: str) -> str:
     return column if column == "seconds" else column.upper()
 
@@ -98,4 +114,4 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _numbers(row: Row) -> dict[str, str]:
-    return {column: row.estimate(column).format(spec) for column, spec in COLUMNS.items()}
+    return {column: row.text(column) for column in COLUMNS}

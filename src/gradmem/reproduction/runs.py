@@ -93,7 +93,7 @@ def make_runs(
 
 def default_workers(conditions: Conditions) -> int:
     """One per two cores, since one run with two threads is quicker than two with one; GPU: one."""
-    from gradmem.runs.machine import cores
+    from gradmem.evaluation.machine import cores
 
     return 1 if conditions.device.startswith("cuda") else max(1, cores() // 2)
 

@@ -21,9 +21,9 @@ from gradmem.benchmarks.parts import (
     short_names,
     shown,
 )
-from gradmem.evaluation.protocol import Progress, Result
+from gradmem.evaluation import Progress, Result
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Run, RunFolder, read_run
+from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["compare", "default_learners", "finished_run", "plan_runs", "run_into", "seed_numbers"]
@@ -157,9 +157,6 @@ class _Partial:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def on_batch(self, progress: Progress) -> None:
-        pass
-
     def on_task(self, progress: Progress) -> None:
         if progress.partial is not None:
             self.folder.save_partial(progress.partial)
@@ -167,8 +164,6 @@ class _Partial:
 
 def _result(run: Run) -> Result:
     known = run.result
-    counts = ["steps", "examples", "violations", "violated_constraints", "active_constraints"]
-    counts.append("solver_steps")
     return Result(
         R=run.R,
         baseline=np.array(known["baseline"]),
@@ -178,5 +173,7 @@ def _result(run: Run) -> Result:
         labels=known["tasks"],
         seconds_training=known["seconds_training"],
         seconds_evaluation=known["seconds_evaluation"],
-        statistics={name: known[name] for name in counts if name in known},
+        statistics={name: known[name] for name in (*COUNTS, "examples") if name in known},
+        score=run.score,
+        config=run.config,
     )

@@ -23,7 +23,7 @@ from gradmem.benchmarks.parts import (
     setting_parameters,
     shown,
 )
-from gradmem.evaluation.protocol import Result, run
+from gradmem.evaluation import Result, run
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
 from gradmem.trees import leaves
@@ -208,19 +208,10 @@ class Experiment:
         """
         learner = self.new_learner() if learner is None else learner
         continuum = self.continuum() if continuum is None else continuum
-        return run(learner, continuum, self.every, _Told(callbacks))
-
-
-class _Told:
-    """`run`'s `on_progress` that tells callbacks."""
-
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self.callbacks = callbacks
-
-    def __call__(self, progress: Any) -> None:
-        name = "on_batch" if progress.partial is None else "on_task"
-        for callback in self.callbacks:
-            getattr(callback, name, callback)(progress)
+        score = find_benchmark(self.benchmark).score
+        result = run(learner, continuum, self.every, score=score, callbacks=callbacks)
+        result.config = self.config()
+        return result
 
 
 def keep_continuums(n: int) -> None:

@@ -1,28 +1,24 @@
-"""A run's folder: `config.json` says what was run, `result.json` what came of it."""
+"""Runs' folders, read back: `config.json` says what was run, `result.json` what came of it."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import platform
-import sys
-import tempfile
+import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from gradmem.benchmarks.parts import shown
-from gradmem.evaluation.protocol import Result
+from gradmem.evaluation.result import Result, ResultFolder, as_text, check_folder
+from gradmem.files import write_json, write_whole
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.machine import cores, processor
-from gradmem.version import __version__
 
 __all__ = [
+    "COUNTS",
     "Failure",
     "Run",
     "RunFolder",
@@ -30,14 +26,26 @@ __all__ = [
     "find_failures",
     "find_runs",
     "newest",
+    "printable",
     "read_run",
     "write_json",
     "write_whole",
 ]
 
 #: What is read of every run.
-IN_CONFIG = ("benchmark", "learner")
 IN_RESULT = ("R", "acc", "bwt", "fwt", "seconds", "curves")
+
+#: Lists and dictionaries inside each other, beyond which a file is not a run's.
+DEEPEST = 20
+
+#: Numbers beyond this are no scores: their squares would overflow.
+LARGEST = 1e100
+
+#: Unicode's categories of control characters, invisible marks, surrogates and line separators.
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+#: What learners count.
+COUNTS = ("steps", "violations", "violated_constraints", "active_constraints", "solver_steps")
 
 
 @dataclass(frozen=True)
@@ -48,29 +56,41 @@ class Run:
     config: dict[str, Any]
     result: dict[str, Any]
 
+    @classmethod
+    def of(cls, result: Result) -> Run:
+        """A run that has no folder yet."""
+        config = as_text(result.config)
+        return cls(Path(), config, as_text(result.described(config)))
+
     @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.array(self.result["R"])
 
     @property
     def benchmark(self) -> str:
-        """The benchmark, and which part of it was used for choosing settings, if it was."""
-        parts = [shown(self.config["benchmark"])]
+        """The benchmark, and what makes it another one: held-out data, fewer tasks, the score."""
+        parts = [_name(self.config.get("benchmark") or "continuum")]
         if self.config.get("held_out"):
             parts.append("held-out data")
         if first := self.config.get("first_tasks"):
-            parts.append("first task" if first == 1 else f"first {first} tasks")
+            parts.append("first task" if first == 1 else f"first {printable(first)} tasks")
+        if self.score != "accuracy":
+            parts.append(self.score)
         return ", ".join(parts)
 
     @property
-    def accuracy(self) -> str:
-        """What its accuracies are called."""
-        return "held-out accuracy" if self.config.get("held_out") else "test accuracy"
+    def learner(self) -> str:
+        return _name(self.config.get("learner") or "learner")
 
     @property
-    def learner(self) -> str:
-        """The learner's name."""
-        return shown(self.config["learner"])
+    def score(self) -> str:
+        """The name of what R holds."""
+        return printable(self.result.get("score") or "accuracy")
+
+    @property
+    def measure(self) -> str:
+        """The score, and what it was measured on."""
+        return f"{'held-out' if self.config.get('held_out') else 'test'} {self.score}"
 
     @property
     def name(self) -> str:
@@ -87,87 +107,15 @@ class Failure:
     error: str
 
 
-class RunFolder:
-    """Where one experiment's results go.
-
-    While the run goes on, the rows of R measured so far are kept in `partial.json`, so that a run
-    that is interrupted or killed leaves what it knew. `result.json` is only there when it is done.
-    """
+class RunFolder(ResultFolder):
+    """Where one experiment's results go; see `ResultFolder`."""
 
     def __init__(self, path: str | os.PathLike[str], experiment: Experiment) -> None:
-        self.path = Path(path)
-        self.experiment = experiment
-
-    def check(self, overwrite: bool = False) -> None:
-        """Raise ValueError if it already holds the result of something else."""
-        check_folder(self.path)
-        held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
-        if held and not overwrite:
-            try:
-                known = json.loads((self.path / "config.json").read_text())
-            except (OSError, ValueError):
-                known = None
-            if known != _plain(self.experiment.config()):
-                raise ValueError(
-                    f"{self.path} holds the result of another experiment ({held[0]}): choose "
-                    "another folder, or replace it with --overwrite"
-                )
-
-    def open(self, overwrite: bool = False) -> None:
-        """Make the folder, unless it already holds the result of something else."""
-        self.check(overwrite)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if overwrite:  # what is replaced must not be taken for this experiment's
-            for name in ("result.json", "partial.json"):
-                (self.path / name).unlink(missing_ok=True)
-        write_json(self.path / "config.json", self.experiment.config())
-
-    def save_partial(self, result: Result) -> None:
-        write_json(self.path / "partial.json", self._described(result))
+        super().__init__(path, experiment.config())
 
     def save(self, result: Result) -> Run:
-        described = _plain(self._described(result))
-        write_json(self.path / "result.json", described)
-        (self.path / "partial.json").unlink(missing_ok=True)
-        return Run(self.path, _plain(self.experiment.config()), described)
-
-    def _described(self, result: Result) -> dict[str, Any]:
-        metrics = result.metrics
-        return {
-            "learner": self.experiment.learner,
-            "benchmark": self.experiment.benchmark,
-            "seed": self.experiment.seed,
-            "acc": metrics.acc,
-            "bwt": metrics.bwt,
-            "fwt": metrics.fwt,
-            "forgetting": metrics.forgetting,
-            "learning_accuracy": metrics.learning_accuracy,
-            "baseline": result.baseline,
-            "R": result.R,
-            "learned": result.learned,
-            "tasks": result.labels,
-            "curves": {"examples": result.curve_examples, "accuracy": result.curves},
-            "seconds": result.seconds,
-            "seconds_training": result.seconds_training,
-            "seconds_evaluation": result.seconds_evaluation,
-            **result.statistics,
-            "versions": versions(),
-        }
-
-
-def versions() -> dict[str, Any]:
-    """What a run was made with."""
-    return {
-        "gradmem": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": cores(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+        """Keep the whole result, and give it back as a run."""
+        return Run(self.path, self.config, self.write(result))
 
 
 def find_runs(
@@ -208,25 +156,11 @@ def find_runs(
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder; ValueError says what is wrong with its files."""
-    config = _read(folder / "config.json", IN_CONFIG)
+    config = _read(folder / "config.json")
     result = _read(folder / "result.json", IN_RESULT)
     if not isinstance(config.get("settings", {}), dict):
         raise ValueError("config.json has settings that are no dictionary")
-    for name in ("acc", "bwt", "fwt", "seconds"):
-        if not isinstance(result[name], int | float | None):
-            raise ValueError(f"result.json has no number for {name}")
-    curves = result["curves"]
-    if not isinstance(curves, dict) or not {"examples", "accuracy"} <= set(curves):
-        raise ValueError("result.json has no learning curves")
-    for name, matrix in (("R", result["R"]), ("curves", curves["accuracy"])):
-        _check_matrix(name, matrix)
-    learned = result.get("learned")
-    if learned is not None and not (
-        isinstance(learned, list)
-        and len(learned) == len(result["R"])
-        and all(type(task) is int or task is None for task in learned)
-    ):
-        raise ValueError("result.json has no task for each row of R in learned")
+    _check_result(result)
     return Run(folder, config, result)
 
 
@@ -239,7 +173,7 @@ def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
             if folder.resolve() in found or (folder / "result.json").exists():
                 continue
             try:
-                config = _read(folder / "config.json", IN_CONFIG)
+                config = _read(folder / "config.json")
                 failure = _read(file, ("type", "message"))
             except ValueError:
                 continue  # being written, or not ours
@@ -249,78 +183,116 @@ def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
 
 
 def newest(runs: Iterable[Run]) -> list[Run]:
-    """Of runs with the same config, so of one experiment and seed, the one made last."""
+    """Of runs of one experiment and seed, the one made last.
+
+    A config with a seed determines the run. Without one (`Result.save`), the network's seed is
+    not known, and only runs with the same R are taken for the same.
+    """
     runs = list(runs)
     by_time = sorted(runs, key=lambda run: (run.folder / "result.json").stat().st_mtime_ns)
-    last = {_config_text(run): run for run in by_time}
-    return [run for run in runs if last[_config_text(run)] is run]
+    last = {_identity(run): run for run in by_time}
+    return [run for run in runs if last[_identity(run)] is run]
 
 
-def check_folder(path: Path, option: str = "--out") -> None:
-    """Refuse a path for results that is a file or leads through one."""
-    for part in (path, *path.parents):
-        if part.exists() and not part.is_dir():
-            raise ValueError(f"{option} must be a folder, {part} is a file")
+def printable(value: Any) -> str:
+    r"""`value` as one line of text without control characters, which could steer a terminal.
+
+    Examples
+    --------
+    >>> printable("gem\x1b[2J\n| x")
+    'gem�[2J�| x'
+    """
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return "".join("\ufffd" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value`, whole or not at all."""
-    write_whole(path, json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
+def _name(value: Any) -> str:
+    """A benchmark's or a learner's name: of `module:name`, the name."""
+    text = printable(value)
+    reference = re.fullmatch(r"\S+:(?:\S+\.)?(\w[\w-]*)", text)
+    return reference[1] if reference else text
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` so that the file is either the old one or the whole new one."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if sys.platform != "win32":
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)  # mkstemp makes it private
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _read(path: Path, names: Iterable[str]) -> dict[str, Any]:
+def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     """What a run's file holds; all of `names` must be in it."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except OSError as error:
         raise ValueError(f"{path.name}: {error.strerror}") from error
+    except RecursionError:
+        value = None
     except ValueError as error:
         raise ValueError(f"{path.name} is not whole: {error}") from error
-    missing = [name for name in names if not isinstance(value, dict) or name not in value]
+    else:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path.name} has no dictionary")
+    if value is None or _is_deeper(value, DEEPEST):
+        raise ValueError(f"{path.name} has lists nested too deeply")
+    missing = [name for name in names if name not in value]
     if missing:
         raise ValueError(f"{path.name} has no {', '.join(missing)}")
     return value  # type: ignore[no-any-return]
 
 
-def _check_matrix(name: str, values: Any) -> None:
-    try:
-        matrix = np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
-        matrix = np.empty(0)
-    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and (
+        levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+    )
+
+
+def _check_result(result: dict[str, Any]) -> None:
+    """Raise ValueError if a part that is drawn or averaged is not what it should be."""
+    for name in ("acc", "bwt", "fwt", "seconds", *COUNTS):
+        if result.get(name) is not None and _numbers(result[name], 0) is None:
+            raise ValueError(f"result.json has no number for {name}")
+    R = _matrix("R", result["R"])
+    curves = result["curves"]
+    if not isinstance(curves, dict) or not {"examples", "accuracy"} <= set(curves):
+        raise ValueError("result.json has no learning curves")
+    points = _matrix("curves", curves["accuracy"])
+    examples = _numbers(curves["examples"], 1)
+    if examples is None or points.shape != (len(examples), R.shape[1]):
+        raise ValueError("result.json has learning curves of another size than R")
+    if result.get("baseline") is not None:
+        baseline = _numbers(result["baseline"], 1)
+        if baseline is None or len(baseline) != R.shape[1]:
+            raise ValueError("result.json has no baseline for each column of R")
+    learned = result.get("learned")
+    if learned is not None and not (
+        isinstance(learned, list)
+        and len(learned) == len(R)
+        and all(task is None or task in range(R.shape[1]) for task in learned)
+    ):
+        raise ValueError("result.json has no task for each row of R in learned")
+    if not isinstance(result.get("tasks") or [], list):
+        raise ValueError("result.json has no list of tasks")
+    if not isinstance(result.get("versions") or {}, dict):
+        raise ValueError("result.json has versions that are no dictionary")
+
+
+def _matrix(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    matrix = _numbers(values, 2)
+    if matrix is None:
         raise ValueError(f"result.json has no matrix of numbers for {name}")
+    return matrix
 
 
-def _config_text(run: Run) -> str:
-    return json.dumps(run.config, sort_keys=True)
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON knows it: arrays as lists, what is not a number as null."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+def _numbers(values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """`values` as an array of numbers with so many dimensions; None if they are not."""
+    try:
+        kept = np.array(values)
+        array = kept.astype(np.float64)
+    except (ValueError, TypeError, OverflowError):
         return None
-    return value
+    fits = array.ndim == ndim and array.size > 0 and kept.dtype.kind in "iuf"
+    return array if fits and (np.abs(array) < LARGEST).all() else None
+
+
+def _identity(run: Run) -> str:
+    found = None if run.config.get("seed") is not None else run.result["R"]
+    return json.dumps([run.config, found], sort_keys=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
 
-from gradmem.runs.machine import cores
+from gradmem.evaluation.machine import cores
 from gradmem.validation import positive_int
 
 __all__ = ["Died", "Executor", "InTurn", "Processes", "executor_for"]

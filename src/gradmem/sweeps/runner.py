@@ -20,10 +20,10 @@ from gradmem.benchmarks.parts import (
     learners_of,
     shown,
 )
+from gradmem.evaluation.machine import cores
 from gradmem.runs.compare import seed_numbers
 from gradmem.runs.experiment import Experiment, settings_text
 from gradmem.runs.folder import Failure, Run
-from gradmem.runs.machine import cores
 from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
 from gradmem.sweeps.perform import Perform
 from gradmem.sweeps.plan import MODES, Grid, Sweep, final_numbers

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradmem.evaluation.protocol import Result
+from gradmem.evaluation import Result
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import Failure, Run, RunFolder, read_run, write_json
 from gradmem.sweeps.plan import Sweep

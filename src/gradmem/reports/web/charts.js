@@ -67,9 +67,16 @@ function spread(title, values) {
   return axis(title, { type: "log", tickvals: places, ticktext: places.map((value) => value.toLocaleString("en")) });
 }
 
-/** ACC, as wide as its values; all of it for one value, which has no width. */
-function accuracies(values) {
-  return axis("ACC", values.length > 1 ? { autorangeoptions: { clipmin: 0, clipmax: 1.02 } } : { range: [0, 1.02] });
+/** ACC, as wide as its values; of bounded scores all of it for one value, which has no width. */
+function accuracies(values, { score, bounded }) {
+  const title = score === "accuracy" ? "ACC" : `ACC (${plain(score, 30)})`;
+  if (!bounded) return axis(title, values.length > 1 ? {} : { rangemode: "tozero" });
+  return axis(title, values.length > 1 ? { autorangeoptions: { clipmin: 0, clipmax: 1.02 } } : { range: [0, 1.02] });
+}
+
+/** Scores over time: from 0 to 1 if they all are, else as they are. */
+function scoreAxis(title, { bounded }) {
+  return axis(title, bounded ? { range: [0, 1.02] } : {});
 }
 
 function errors(estimates, more = {}) {
@@ -126,7 +133,7 @@ function barChart(rows, groups, data, width) {
       x, y: found.map(({ mean }) => (Number.isNaN(mean) ? null : mean)),
       width: step * 0.92, marker: fill(row, data),
       customdata: groups.map((group, g) =>
-        `${folded(row.name)}<br>${group.name}: ${format(found[g], 3, group.signed)}${some(found[g], row)}`),
+        `${folded(row.name)}<br>${group.name}: ${format(found[g], group.digits === undefined ? row.digits : group.digits, group.signed)}${some(found[g], row)}`),
       hovertemplate: "%{customdata}<extra></extra>",
     }, ...whiskers(x, found, String(i))];
   });
@@ -146,7 +153,8 @@ function barChart(rows, groups, data, width) {
     barmode: "overlay", // they stand where `x` says
     xaxis: axis("", { tickvals: groups.map((_, g) => g), ticktext: groups.map((group) => group.label),
       range: [-0.55, groups.length - 0.45], fixedrange: true, showgrid: false, zeroline: false, ticks: "" }),
-    yaxis: axis(groups.length === 1 ? groups[0].name : "", { rangemode: "tozero" }),
+    yaxis: axis(groups.length === 1 ? groups[0].name : rows[0].score === "accuracy" ? "" : plain(rows[0].score, 40),
+      { rangemode: "tozero" }),
   } };
 }
 
@@ -156,8 +164,11 @@ function some({ n }, { seeds }) {
 }
 
 /** R, with values on hover, and in the cells where they fit. */
-function heatMap(R, learned, tasks, width) {
+function heatMap(view, R, learned, tasks, width) {
   const T = R[0].length;
+  const values = R.flat().filter((value) => value !== null);
+  const [low, high] = view.bounded ? [0, 1] : [Math.min(...values), Math.max(...values)];
+  const score = plain(view.score, 40);
   const task = (j) => (tasks[j] ? folded(`task ${j + 1} (${tasks[j]})`) : `task ${j + 1}`);
   const after = (i) => (learned && learned[i] !== null && learned[i] !== undefined
     ? task(learned[i]) : `all data, in ${R.length} part${R.length > 1 ? "s" : ""}`);
@@ -165,13 +176,14 @@ function heatMap(R, learned, tasks, width) {
   const cell = Math.max(narrow ? 0 : 8, Math.min(width - (narrow ? 62 : 130), 460) / T);
   const few = T <= 12;
   return { traces: [{
-    type: "heatmap", z: R, zmin: 0, zmax: 1, colorscale: "Cividis", xgap: few ? 1 : 0, ygap: few ? 1 : 0,
+    type: "heatmap", z: R, zmin: low, zmax: high, colorscale: "Cividis", xgap: few ? 1 : 0, ygap: few ? 1 : 0,
     x: R[0].map((_, j) => j + 1), y: R.map((_, i) => i + 1),
-    customdata: R.map((row, i) => row.map((_, j) => `after ${after(i)}<br>tested on ${task(j)}`)),
-    hovertemplate: "%{customdata}<br>accuracy <b>%{z:.4f}</b><extra></extra>",
-    colorbar: { thickness: 12, outlinewidth: 0, tickformat: ".1f", title: { text: "accuracy", side: "right" },
+    customdata: R.map((row, i) => row.map((value, j) => `after ${after(i)}<br>tested on ${task(j)}<br>${score} <b>${
+      value === null ? "–" : scoreText(view, value, 4)}</b>`)),
+    hovertemplate: "%{customdata}<extra></extra>",
+    colorbar: { thickness: 12, outlinewidth: 0, tickformat: view.bounded ? ".1f" : "~g", title: { text: score, side: "right" },
       ...(narrow ? { orientation: "h", y: 0, yref: "container", yanchor: "bottom", title: { text: "" } } : {}) },
-  }, ...(few && cell >= 26 ? [written(R, cell)] : [])], layout: layout(width, [], {
+  }, ...(few && cell >= 26 ? [written(view, R, cell, (low + high) / 2)] : [])], layout: layout(width, [], {
     height: Math.max(190, cell * R.length + 64 + (narrow ? 46 : 0)),
     margin: { l: 46, r: narrow ? 12 : 4, t: 10, b: 48 + (narrow ? 46 : 0) },
     xaxis: axis("tested on task", { range: [0.5, T + 0.5], constrain: "domain", showgrid: false, ...ticks(T),
@@ -182,11 +194,11 @@ function heatMap(R, learned, tasks, width) {
 }
 
 /** The values in the cells of a heat map, black or white by what lies below. */
-function written(R, cell) {
+function written(view, R, cell, middle) {
   const cells = R.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value]) => value !== null);
   return { type: "scatter", mode: "text", hoverinfo: "skip", showlegend: false,
-    x: cells.map(([, , j]) => j + 1), y: cells.map(([, i]) => i + 1), text: cells.map(([value]) => value.toFixed(2)),
-    textfont: { size: cell >= 34 ? 12 : 9.5, color: cells.map(([value]) => (value > 0.45 ? "#000" : "#fff")) } };
+    x: cells.map(([, , j]) => j + 1), y: cells.map(([, i]) => i + 1), text: cells.map(([value]) => scoreText(view, value, 2)),
+    textfont: { size: cell >= 34 ? 12 : 9.5, color: cells.map(([value]) => (value > middle ? "#000" : "#fff")) } };
 }
 
 /** What was learned before row i of R, in short. */
@@ -200,7 +212,7 @@ function ticks(n, name = (i) => String(i + 1)) {
   return { tickvals: values, ticktext: values.map((i) => name(i - 1)), zeroline: false };
 }
 
-/** Accuracy over examples observed: `curves` has a name, a row and points for each line. */
+/** Scores over examples observed: `curves` has a name, a row and points for each line. */
 function curveChart(curves, title, data, width) {
   return { traces: curves.map(({ row, points }) => ({
     type: "scatter", mode: "lines+markers", name: plain(row.label, 44),
@@ -208,16 +220,16 @@ function curveChart(curves, title, data, width) {
     line: { color: data.learners[row.learner].colour, width: 2.2, dash: variant(row, data).dash },
     marker: { ...mark(row, data, 7), maxdisplayed: 14 },
     customdata: points.map(([examples, found]) =>
-      `${folded(row.name)}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
+      `${folded(row.name)}<br>${examples.toLocaleString("en")} examples: ${format(found, row.digits)}`),
     hovertemplate: "%{customdata}<extra></extra>",
   })), layout: layout(width, curves.map(({ row }) => plain(row.label, 44)), {
     xaxis: axis("examples observed", { rangemode: "tozero" }),
-    yaxis: axis(title, { range: [0, 1.02] }),
+    yaxis: scoreAxis(title, curves.length ? curves[0].row : { bounded: true }),
   }) };
 }
 
 /** Every task's curve of one row: dark first, light last. */
-function taskChart(curves, tasks, width, height) {
+function taskChart(view, curves, tasks, width, height) {
   const T = curves.length;
   return { traces: curves.map((points, j) => ({
     type: "scatter", mode: "lines+markers", name: `task ${j + 1}`, showlegend: T <= 10,
@@ -225,11 +237,11 @@ function taskChart(curves, tasks, width, height) {
     line: { color: RAMP[T > 1 ? Math.round(j * (RAMP.length - 1) / (T - 1)) : 0], width: 1.8 },
     marker: { symbol: SYMBOLS[j % SYMBOLS.length], size: 5.5, maxdisplayed: 10 },
     customdata: points.map(([examples, found]) =>
-      `${folded(`task ${j + 1}${tasks[j] ? ` (${tasks[j]})` : ""}`)}<br>${examples.toLocaleString("en")} examples: ${format(found, 3)}`),
+      `${folded(`task ${j + 1}${tasks[j] ? ` (${tasks[j]})` : ""}`)}<br>${examples.toLocaleString("en")} examples: ${format(found, view.digits)}`),
     hovertemplate: "%{customdata}<extra></extra>",
   })), layout: layout(width, T <= 10 ? curves.map((_, j) => `task ${j + 1}`) : [], {
     ...(width < 480 ? {} : { height: Math.max(height, 340) }),
-    xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: axis("accuracy", { range: [0, 1.02] }),
+    xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: scoreAxis(plain(view.score, 40), view),
   }) };
 }
 
@@ -245,11 +257,11 @@ function memoryChart(lines, data, width) {
       line: { color: data.learners[row.learner].colour, width: 2.2, dash: variant(row, data).dash },
       marker: mark(row, data, 9),
       customdata: rows.map((one) =>
-        `${folded(one.name)}<br>${one.memory.toLocaleString("en")} examples remembered<br>ACC ${format(one.acc, 3)}`),
+        `${folded(one.name)}<br>${one.memory.toLocaleString("en")} examples remembered<br>ACC ${format(one.acc, one.digits)}`),
       hovertemplate: "%{customdata}<extra></extra>",
     };
   }), layout: layout(width, lines.map(({ name }) => plain(name, 44)), {
-    xaxis: spread("examples remembered in all", sizes), yaxis: accuracies(sizes),
+    xaxis: spread("examples remembered in all", sizes), yaxis: accuracies(sizes, lines[0].rows[0]),
   }) };
 }
 
@@ -265,10 +277,10 @@ function timeChart(rows, data, width) {
       ...(many ? {} : { error_x: errors(own.map((row) => row.seconds)), error_y: errors(own.map((row) => row.acc)) }),
       marker: { ...mark({ learner, place: 0 }, data, many ? 8 : 11), opacity: many ? 0.75 : 1 },
       customdata: own.map((row) =>
-        `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, 3)}`),
+        `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, row.digits)}`),
       hovertemplate: "%{customdata}<extra></extra>",
     };
   }), layout: layout(width, learners.map((learner) => plain(learner, 34)), {
-    xaxis: spread("seconds", rows.map((row) => row.seconds.mean)), yaxis: accuracies(rows),
+    xaxis: spread("seconds", rows.map((row) => row.seconds.mean)), yaxis: accuracies(rows, rows[0]),
   }) };
 }

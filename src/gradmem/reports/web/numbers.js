@@ -49,7 +49,8 @@ function settingsOf(row) {
 
 /** At most `limit` rows, in their order: every learner's best ACC, then its second best, … */
 function leading(rows, limit) {
-  const best = [...rows].sort((a, b) => (b.acc.mean || 0) - (a.acc.mean || 0));
+  const acc = ({ acc: { mean } }) => (Number.isNaN(mean) ? -Number.MAX_VALUE : mean);
+  const best = [...rows].sort((a, b) => acc(b) - acc(a));
   const seen = new Map();
   const rank = new Map();
   for (const row of best) {
@@ -87,11 +88,11 @@ function meanMatrix(matrices, unit) {
 }
 
 /** R over a row's runs. With very many runs the page holds only the mean over all of its seeds. */
-function matrixOf(view, runs, unit) {
-  return meanMatrix(runs[0].R ? runs.map((run) => run.R) : [view.R], unit);
+function matrixOf(view, runs) {
+  return meanMatrix(runs[0].R ? runs.map((run) => run.R) : [view.R], view.unit);
 }
 
-/** A run's curves: for each task, accuracies after `run.examples` examples. */
+/** A run's curves: for each task, scores after `run.examples` examples. */
 function curvesOf(view, run) {
   if (!run.examples) return null;
   if (run.curve) return run.curve;
@@ -101,7 +102,7 @@ function curvesOf(view, run) {
   return baseline.map((value, task) => [value, ...R.map((row) => row[task])]);
 }
 
-/** The mean accuracy on a task (null: on all tasks) over runs: [[examples, estimate], …]. */
+/** The mean score on a task (null: on all tasks) over runs: [[examples, estimate], …]. */
 function meanCurve(view, runs, task, data) {
   const found = new Map();
   for (const run of runs) {
@@ -112,7 +113,7 @@ function meanCurve(view, runs, task, data) {
         ? curves.reduce((sum, curve) => sum + curve[point], 0) / curves.length
         : curves[task][point];
       if (!found.has(examples)) found.set(examples, []);
-      found.get(examples).push(value * data.unit);
+      found.get(examples).push(value * view.unit);
     });
   }
   return [...found].sort((a, b) => a[0] - b[0])
@@ -147,7 +148,18 @@ function diagnosed(views, data) {
 /** A number and its interval as text, as the tables on the terminal have them. */
 function format({ mean, half }, digits, signed = false) {
   if (Number.isNaN(mean)) return "–";
-  const text = mean.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"); // no minus before nothing
+  const text = fixed(mean, digits);
   const whole = signed && !text.startsWith("-") ? `+${text}` : text;
-  return half === null ? whole : `${whole} ± ${half.toFixed(digits)}`;
+  return half === null ? whole : `${whole} ± ${fixed(half, digits)}`;
+}
+
+/** A number with so many digits after the point; null: with an exponent, as Python writes it. */
+function fixed(value, digits) {
+  const text = digits === null ? value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2") : value.toFixed(digits);
+  return text.replace(/^-(0\.?0*(e.*)?)$/, "$1"); // no minus before nothing
+}
+
+/** One score of a matrix: accuracies with `digits`, others with as many significant ones. */
+function scoreText(view, value, digits) {
+  return view.bounded ? value.toFixed(digits) : String(Number(value.toPrecision(digits + 1)));
 }

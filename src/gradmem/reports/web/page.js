@@ -193,10 +193,10 @@ function showShort(rows) {
     const [first, second] = [...members].sort((a, b) => b.acc.mean - a.acc.mean);
     const best = make("li", {}, make("b", {}, benchmark), ": ");
     if (!second) {
-      best.append(`${first.name} has ACC ${format(first.acc, 3)}.`);
+      best.append(`${first.name} has ACC ${format(first.acc, first.digits)}.`);
     } else {
-      best.append(`${first.name} has the highest ACC of ${members.length} rows, ${format(first.acc, 3)}; next `
-        + `${second.name}, ${format(second.acc, 3)}.`);
+      best.append(`${first.name} has the highest ACC of ${members.length} rows, ${format(first.acc, first.digits)}; next `
+        + `${second.name}, ${format(second.acc, second.digits)}.`);
     }
     return best;
   }));
@@ -230,8 +230,8 @@ function showTable(rows) {
         $("#row").focus({ preventScroll: true });
       });
       body.append(make("tr", row.acc.mean === top && members.length > 1 ? { class: "best" } : {},
-        make("th", { scope: "row" }, button), cell(format(row.acc, 3)), cell(format(row.bwt, 3, true)),
-        cell(format(row.fwt, 3, true)), cell(format(row.seconds, 1)), make("td", {}, String(row.seeds))));
+        make("th", { scope: "row" }, button), cell(format(row.acc, row.digits)), cell(format(row.bwt, row.digits, true)),
+        cell(format(row.fwt, row.digits, true)), cell(format(row.seconds, 1)), make("td", {}, String(row.seeds))));
     }
     table.append(body);
   }
@@ -340,7 +340,7 @@ function showDetail(rows) {
   const view = rows.find((one) => one.index === state.row);
   $("#row").replaceChildren(...[...byBenchmark(rows)].map(([benchmark, members]) => {
     const group = make("optgroup", { label: benchmark });
-    group.append(...members.map((one) => make("option", { value: one.index }, `${one.name}: ACC ${one.acc.mean.toFixed(3)}`)));
+    group.append(...members.map((one) => make("option", { value: one.index }, `${one.name}: ACC ${fixed(one.acc.mean, one.digits)}`)));
     return group;
   }));
   $("#row").value = state.row;
@@ -348,30 +348,35 @@ function showDetail(rows) {
   const held = Boolean(view.runs[0].R);
   const seeds = held ? view.runs.map((run) => run.seed) : [];
   if (!seeds.includes(state.one)) state.one = "";
-  const whole = view.runs.length === 1 ? `seed ${view.runs[0].seed}` : `mean of ${view.runs.length}`;
-  options($("#one"), [["", whole], ...(seeds.length > 1 ? seeds.map((seed) => [seed, `seed ${seed}`]) : [])], state.one);
+  const whole = view.runs.length === 1 ? seedName(view.runs[0].seed) : `mean of ${view.runs.length}`;
+  options($("#one"), [["", whole], ...(seeds.length > 1 ? seeds.map((seed) => [seed, seedName(seed)]) : [])], state.one);
 
   const runs = state.one ? view.runs.filter((run) => run.seed === state.one) : view.runs;
-  const R = matrixOf(view, runs, DATA.unit);
+  const R = matrixOf(view, runs);
   // Tasks may be others for each seed: only what all runs on show have in common is named.
   const common = (name) => (runs.every((run) => JSON.stringify(run[name]) === JSON.stringify(runs[0][name]))
     ? runs[0][name] : null);
   const tasks = common("tasks") || [];
   const learned = common("learned") || R.map((_, i) => i);
-  const which = held ? (runs.length === 1 ? `seed ${runs[0].seed}` : `mean of ${runs.length} seeds`)
+  const which = held ? (runs.length === 1 ? seedName(runs[0].seed) : `mean of ${runs.length} seeds`)
     : "mean of all seeds (there are too many runs for a matrix each)";
   $("#matrix-caption").textContent = `R of ${view.name} on ${view.benchmark}, ${which}: `
-    + `ACC ${format(estimate(runs.map((run) => run.acc), DATA.t), 3)}`;
-  const map = heatMap(R, learned, tasks, $("#matrix").clientWidth);
+    + `ACC ${format(estimate(runs.map((run) => run.acc), DATA.t), view.digits)}`;
+  const map = heatMap(view, R, learned, tasks, $("#matrix").clientWidth);
   draw($("#matrix"), map);
   const T = R[0].length;
   fillTable($("#matrix-table"), ["after \\ on", ...R[0].map((_, j) => String(j + 1))],
-    R.map((row, i) => [learnedName(learned, i), ...row.map((value) => (value === null ? "–" : value.toFixed(4)))]));
+    R.map((row, i) => [learnedName(learned, i), ...row.map((value) => (value === null ? "–" : scoreText(view, value, 4)))]));
   const curves = R[0].map((_, task) => meanCurve(view, runs, task, DATA));
   $("#tasks-caption").textContent = T > 1 ? `Its ${T} tasks as they are learned, the first one darkest` : "Its task as it is learned";
-  draw($("#tasks"), taskChart(curves, tasks, $("#tasks").clientWidth, map.layout.height));
+  draw($("#tasks"), taskChart(view, curves, tasks, $("#tasks").clientWidth, map.layout.height));
   $("#settings").replaceChildren(...Object.entries({ benchmark: view.benchmark, learner: view.learner, ...view.settings })
     .flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}
+
+/** "seed 3"; "run 1" where the seed is not known. */
+function seedName(seed) {
+  return seed.startsWith("run ") ? seed : `seed ${seed}`;
 }
 
 function draw(plot, chart) {
@@ -384,7 +389,7 @@ function showCurves(rows) {
   options($("#task"), [...Array.from({ length: T }, (_, j) => [String(j), j ? `task ${j + 1}` : "the first task"]),
     ["all", "all tasks, their mean"]], state.task);
   const task = state.task === "all" ? null : Number(state.task);
-  const title = task === null ? "mean accuracy on all tasks" : `accuracy on task ${task + 1}`;
+  const where = task === null ? "on all tasks" : `on task ${task + 1}`;
   const groups = byBenchmark(rows.filter((view) => view.runs.some((run) => run.examples)));
   limited("curves", groups);
   panels("curves", groups, (members, width) => {
@@ -392,12 +397,13 @@ function showCurves(rows) {
       .filter(({ points }) => points.length > 0);
     const examples = [...new Set(curves.flatMap(({ points }) => points.map(([x]) => x)))].sort((a, b) => a - b);
     const maps = curves.map(({ points }) => new Map(points));
+    const title = `${task === null ? "mean " : ""}${members[0].score} ${where}`;
     return {
-      ...curveChart(curves, title, DATA, width),
+      ...curveChart(curves, plain(title, 60), DATA, width),
       label: `${title} over examples observed on ${members[0].benchmark}`,
       numbers: { headings: ["examples", ...curves.map(({ row }) => row.label)],
         rows: examples.map((x) => [x.toLocaleString("en"),
-          ...maps.map((points) => (points.has(x) ? format(points.get(x), 3) : "–"))]) },
+          ...maps.map((points, i) => (points.has(x) ? format(points.get(x), curves[i].row.digits) : "–"))]) },
     };
   });
 }
@@ -425,7 +431,7 @@ function showMemory(rows) {
       label: `ACC against examples remembered on ${members[0].benchmark}`,
       numbers: { headings: ["learner", "remembered", "ACC"],
         rows: drawn.flatMap((line) => line.rows.map((row) =>
-          [line.name, row.memory.toLocaleString("en"), format(row.acc, 3)])) },
+          [line.name, row.memory.toLocaleString("en"), format(row.acc, row.digits)])) },
     };
   });
 }
@@ -449,7 +455,7 @@ function showDiagnostics(rows) {
   const groups = byBenchmark(found);
   limited("diagnostics", groups);
   panels("diagnostics", groups, (members, width) => ({
-    ...barChart(drawnOf(members, LIMIT), [{ name: measure.name, label: "",
+    ...barChart(drawnOf(members, LIMIT), [{ name: measure.name, label: "", digits: 3,
       signed: false, of: (row) => row.measures[measure.key] }], DATA, width),
     label: `${measure.name} on ${members[0].benchmark}; the table below has the values`,
   }));

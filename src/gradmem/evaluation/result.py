@@ -1,0 +1,229 @@
+"""What a run measured, and the folder that keeps it: config.json and result.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradmem.evaluation.machine import versions
+from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
+from gradmem.files import plain, write_json
+
+__all__ = ["Matrix", "Result", "ResultFolder", "as_text", "check_folder"]
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass
+class Result:
+    """What a run measured.
+
+    Attributes
+    ----------
+    R
+        (rows, T): row i holds the test scores on all tasks after the i-th stretch of training.
+        Scores are accuracies unless `run` was given another `score`.
+    baseline
+        (T,): b̄, the same before training.
+    curve_examples, curves
+        The fine-grained R: `curves` (points, T) holds the test scores after `curve_examples`
+        (points,) observed examples. Its columns are learning curves.
+    learned
+        The column that each row learned; see `transfer_metrics`.
+    labels
+        A name for each task.
+    seconds_training, seconds_evaluation
+        Where the time went.
+    statistics
+        The learner's counts: steps, examples, for GEM also violations.
+    score
+        The name of what R holds.
+    config
+        What is known of the run: benchmark, learner, its settings, batch size and so on. Tables
+        and pages name the run by it; change an entry to name it otherwise.
+    """
+
+    R: Matrix
+    baseline: Matrix
+    curve_examples: list[int]
+    curves: Matrix
+    learned: list[int | None]
+    labels: list[str]
+    seconds_training: float
+    seconds_evaluation: float
+    statistics: dict[str, Any] = field(default_factory=dict)
+    score: str = "accuracy"
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def metrics(self) -> TransferMetrics:
+        return transfer_metrics(self.R, self.baseline, self.learned)
+
+    @property
+    def acc(self) -> float:
+        return self.metrics.acc
+
+    @property
+    def bwt(self) -> float:
+        return self.metrics.bwt
+
+    @property
+    def fwt(self) -> float:
+        return self.metrics.fwt
+
+    @property
+    def seconds(self) -> float:
+        """Training and evaluation together."""
+        return self.seconds_training + self.seconds_evaluation
+
+    def __repr__(self) -> str:
+        score = "" if self.score == "accuracy" else f"score={self.score!r}, "
+        return (
+            f"Result({score}acc={self.acc:.4f}, bwt={self.bwt:+.4f}, fwt={self.fwt:+.4f}, "
+            f"seconds={self.seconds:.1f})"
+        )
+
+    def save(
+        self, folder: str | os.PathLike[str], *, overwrite: bool = False, **about: Any
+    ) -> Path:
+        """Write config.json and result.json, the folder that `gradmem run` writes.
+
+        `gradmem.report` and `gradmem report` make a page, a table and pictures of such folders.
+
+        Parameters
+        ----------
+        folder
+            Made if need be. A folder with the result of another run is refused.
+        overwrite
+            Replace another run's result instead.
+        **about
+            Entries of config.json to add or change: `benchmark="my-digits"`, `learner="mine"`,
+            `seed=3`. Runs that differ in nothing but their seed become one row of a table.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Examples
+        --------
+        >>> import gradmem as gm, tempfile
+        >>> continuum = gm.mnist_rotations(n_tasks=2, examples_per_task=50, data="sample")
+        >>> result = gm.run(gm.Single(gm.mlp()), continuum)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = result.save(folder, benchmark="two rotations", seed=0)
+        ...     sorted(file.name for file in saved.iterdir())
+        ['config.json', 'result.json']
+        """
+        target = ResultFolder(folder, self.config | about)
+        target.open(overwrite)
+        target.write(self)
+        return target.path
+
+    def described(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What result.json holds; `config` instead of this result's own names the run."""
+        config = self.config if config is None else config
+        metrics = self.metrics
+        found = {
+            **{name: config.get(name) for name in ("learner", "benchmark", "seed")},
+            "score": self.score,
+            "acc": metrics.acc,
+            "bwt": metrics.bwt,
+            "fwt": metrics.fwt,
+            "forgetting": metrics.forgetting,
+            "learning_accuracy": metrics.learning_accuracy,
+            "baseline": self.baseline,
+            "R": self.R,
+            "learned": self.learned,
+            "tasks": self.labels,
+            "curves": {"examples": self.curve_examples, "accuracy": self.curves},
+            "seconds": self.seconds,
+            "seconds_training": self.seconds_training,
+            "seconds_evaluation": self.seconds_evaluation,
+            "versions": versions(),
+        }
+        return found | {name: v for name, v in self.statistics.items() if name not in found}
+
+
+class ResultFolder:
+    """The folder of one run, whose `config` says which.
+
+    While the run goes on, the rows of R measured so far are kept in `partial.json`, so that a run
+    that is interrupted or killed leaves what it knew. `result.json` is only there when it is done.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.config: dict[str, Any] = as_text(dict(config))
+
+    def check(self, overwrite: bool = False) -> None:
+        """Raise ValueError if it already holds the result of something else."""
+        check_folder(self.path)
+        held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
+        if held and not overwrite:
+            try:
+                known = json.loads((self.path / "config.json").read_text("utf-8"))
+            except (OSError, ValueError, RecursionError):
+                known = None
+            if known != self.config:
+                raise ValueError(
+                    f"{self.path} holds the result of another experiment ({held[0]}): choose "
+                    "another folder, or replace it with --overwrite (overwrite=True)"
+                )
+
+    def open(self, overwrite: bool = False) -> None:
+        """Make the folder, unless it already holds the result of something else."""
+        self.check(overwrite)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if overwrite:  # what is replaced must not be taken for this run's
+            for name in ("result.json", "partial.json"):
+                (self.path / name).unlink(missing_ok=True)
+        write_json(self.path / "config.json", self.config)
+
+    def save_partial(self, result: Result) -> None:
+        """Keep what has been measured so far."""
+        write_json(self.path / "partial.json", as_text(result.described(self.config)))
+
+    def write(self, result: Result) -> dict[str, Any]:
+        """Keep the whole result; what result.json then holds."""
+        written: dict[str, Any] = as_text(result.described(self.config))
+        write_json(self.path / "result.json", written)
+        (self.path / "partial.json").unlink(missing_ok=True)
+        return written
+
+
+def as_text(value: Any) -> Any:
+    """`value` as JSON knows it; what JSON has no way to write (a function, a module) is named.
+
+    Examples
+    --------
+    >>> as_text({"lr": 0.1, "loss": torch.nn.functional.mse_loss, "clip": torch.tensor(1.0)})
+    {'lr': 0.1, 'loss': 'mse_loss', 'clip': 1.0}
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    value = plain(value)
+    if isinstance(value, dict):
+        return {name: as_text(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [as_text(part) for part in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    # Without the address in memory, which is another one in every run.
+    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def check_folder(path: Path, option: str = "--out") -> None:
+    """Refuse a path for results that is a file or leads through one."""
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise ValueError(f"{option} must be a folder, {part} is a file")
