@@ -130,6 +130,33 @@ def numbers(seed):
     return gm.Continuum([gm.Task(t, (x, y), (x, y)) for t in "ab"], seed=seed)
 
 
+class Duck:
+    """No Learner, but it observes and predicts; what it counts is in no state_dict."""
+
+    def __init__(self, network, lr=0.1):
+        self.network, self.lr, self.n = network, lr, 0
+
+    def observe(self, x, t, y):
+        self.n += len(x)
+
+    def predict(self, x, t):
+        return self.network(x).argmax(1) * 0 + self.n
+
+
+def distance(prediction, y):
+    return -(prediction - y).abs().double()
+
+
+def test_a_learner_is_whatever_observes_and_predicts_and_a_score_is_the_benchmarks(tmp_path):
+    kind = gm.Benchmark("far", numbers, lambda seed: gm.mlp([2, 4, 2]), score=distance)
+    done = gm.sweep(kind, {Duck: {"lr": [0.1]}}, 2, out=tmp_path, workers=1)
+    assert done.failed == []
+    assert done.choices[0].acc < -30  # 0 or 1 is far from what it counted: 36, then 72
+    assert {run.score for run in done.runs} == {"distance"}
+    assert len({tuple(run.result["learned"]) for run in done.runs}) == 1
+    assert done.runs[0].result["acc"] == done.runs[1].result["acc"]  # each begins at zero
+
+
 # Records -------------------------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ def short_names(references: Iterable[str]) -> dict[str, str]:
     short = {text: shown(text) for text in references}
     names = list(short.values())
     return {
-        text: name if names.count(name) == 1 else f"{Path(text.rpartition(':')[0]).stem}-{name}"
+        text: name if names.count(name) == 1 else re.sub(r"[^\w.-]+", "-", text).strip("-.")
         for text, name in short.items()
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,64 +40,74 @@ from gradmem.reproduction.plan import (
 from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
 from gradmem.runs.folder import check_folder
-from gradmem.sweeps import executor_for
+from gradmem.sweeps import Executor, executor_for
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper_command"]
 
 console = Console()
 
+PartsArgument = Annotated[
+    list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
+]
+BenchmarksOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
+        rich_help_panel=WHAT,
+    ),
+]
+LearnersOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
+    ),
+]
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
+]
+GridOption = Annotated[
+    bool,
+    typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
+]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
+]
+KeepOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        help="Folder for small results, one file per setting. (default: OUT/kept)",
+        rich_help_panel=WHERE,
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Run nothing: make the page from a folder of kept results.",
+        rich_help_panel=WHERE,
+    ),
+]
+
 
 @takes_stream("data", "tasks", "examples")
 def paper_command(
     stream: dict[str, Any],
-    parts: Annotated[
-        list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
-    ] = None,
-    benchmarks: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    learners: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
-    ] = None,
-    grid: Annotated[
-        bool,
-        typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
-    ] = False,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
-    ] = Path("paper"),
-    kept_in: Annotated[
-        Path | None,
-        typer.Option(
-            "--keep",
-            help="Folder for small results, one file per setting. (default: OUT/kept)",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Run nothing: make the page from a folder of kept results.",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+    parts: PartsArgument = None,
+    benchmarks: BenchmarksOption = None,
+    learners: LearnersOption = None,
+    seeds: SeedsOption = None,
+    grid: GridOption = False,
+    precision: PrecisionOption = None,
+    out: OutOption = Path("paper"),
+    kept_in: KeepOption = None,
+    source: FromOption = None,
     device: DeviceOption = None,
     workers: WorkersOption = None,
     retry_failed: RetryFailedOption = False,
@@ -132,58 +142,41 @@ def paper_command(
         raise ValueError(f"{', '.join(chosen)} has nothing{of} on {', '.join(names)}")
     command = _command(chosen, names, who, seeds, conditions, grid)
     keep_in = kept_in or out / "kept"
-    n = default_workers(conditions) if workers is None else workers
-    paper = _Paper(out, keep_in, conditions, seeds, command, n, retry_failed, stream.get("data"))
-    paper.make(settings, names, grid)
+    check_folder(keep_in, "--keep")
+    if keep_in.exists():
+        load(keep_in)  # what is damaged is found before anything is run
+        load_searches(keep_in)
+    executor = executor_for(default_workers(conditions) if workers is None else workers)
+    kinds = {name: kind_of_data(name, conditions.data) for name in names}
+    paper = _Paper(out, keep_in, conditions, seeds, command, executor, retry_failed, kinds)
+    paper.make(settings, grid)
     _write_page(keep_in, out)
 
 
+@dataclass(frozen=True)
 class _Paper:
-    """Makes and keeps the runs.
+    """Makes the runs in `out`, and keeps in `keep_in` what came of them."""
 
-    Parameters
-    ----------
-    out, keep_in
-        The folders for runs and for what is kept of them.
-    conditions, seeds
-        See `make_runs`.
-    command
-        What was typed.
-    workers, retry_failed
-        See `run_sweep`.
-    data
-        What was typed for `--data`.
-    """
+    out: Path
+    keep_in: Path
+    conditions: Conditions
+    seeds: int
+    command: str
+    """What was typed."""
+    executor: Executor
+    retry_failed: bool
+    kinds: dict[str, str]
+    """Benchmark → what its data are; see `kind_of_data`."""
 
-    def __init__(
-        self,
-        out: Path,
-        keep_in: Path,
-        conditions: Conditions,
-        seeds: int,
-        command: str,
-        workers: int,
-        retry_failed: bool,
-        data: str | None,
-    ) -> None:
-        self.out, self.keep_in, self.conditions = out, keep_in, conditions
-        self.seeds, self.command, self.retry_failed = seeds, command, retry_failed
-        self.executor, self.data = executor_for(workers), data
-        check_folder(keep_in, "--keep")
-        if keep_in.exists():
-            load(keep_in)  # what is damaged is found before anything is run
-            load_searches(keep_in)
-
-    def make(self, settings: list[Setting], benchmarks: list[str], grid: bool) -> None:
+    def make(self, settings: list[Setting], grid: bool) -> None:
         """Make all runs and, if asked, search the grids."""
-        self.kinds = {name: kind_of_data(name, self.data) for name in benchmarks}
         for name, kind in self.kinds.items():
             if kind == OTHER:
                 _say(f"{name}: other data than the paper's, so that nothing is compared.")
         with SweepDisplay(console) as display:
             try:
                 runs, failed = self._run(settings, display)
-                for name in benchmarks if grid else ():
+                for name in self.kinds if grid else ():
                     self._search(name, display)
             except KeyboardInterrupt:
                 display.stop()

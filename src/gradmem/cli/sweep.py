@@ -42,60 +42,67 @@ __all__ = ["sweep_command"]
 
 console = Console()
 
+FolderArgument = Annotated[Path | None, typer.Argument(help="A sweep's folder, to go on with it.")]
+BenchmarksOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{', '.join(BENCHMARKS)}, {OWN}; several with commas.", rich_help_panel=WHAT
+    ),
+]
+GridOption = Annotated[
+    str | None,
+    typer.Option(
+        help='A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of '
+        "gradmem's the paper's, Appendix A)",
+        rich_help_panel=WHAT,
+    ),
+]
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(help="How many to choose with, from 0 on. (default: 3)", rich_help_panel=WHAT),
+]
+SelectOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What settings are chosen on. "
+        + "; ".join(f"{name}: {what}" for name, what in MODES.items())
+        + ". (default: validation)",
+        rich_help_panel=WHAT,
+    ),
+]
+FinalSeedsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="How many to run the chosen settings with, other ones: from "
+        f"{FIRST_FINAL_SEED} on. (default: as --seeds)",
+        rich_help_panel=WHAT,
+    ),
+]
+HeldOutOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Part of each training set to choose on. (default: 0.1)", rich_help_panel=WHAT
+    ),
+]
+FirstTasksOption = Annotated[
+    int | None,
+    typer.Option(help="For --select first-tasks: how many. (default: 3)", rich_help_panel=WHAT),
+]
+
 
 @takes_stream()
 def sweep_command(
     stream: dict[str, Any],
-    folder: Annotated[
-        Path | None, typer.Argument(help="A sweep's folder, to go on with it.")
-    ] = None,
-    benchmark: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(BENCHMARKS)}, {OWN}; several with commas.", rich_help_panel=WHAT
-        ),
-    ] = None,
+    folder: FolderArgument = None,
+    benchmark: BenchmarksOption = None,
     learners: LearnersOption = None,
-    grid: Annotated[
-        str | None,
-        typer.Option(
-            help='A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of '
-            "gradmem's the paper's, Appendix A)",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    grid: GridOption = None,
     assigned: SetOption = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="How many to choose with, from 0 on. (default: 3)", rich_help_panel=WHAT),
-    ] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            help="What settings are chosen on. "
-            + "; ".join(f"{name}: {what}" for name, what in MODES.items())
-            + ". (default: validation)",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    final_seeds: Annotated[
-        int | None,
-        typer.Option(
-            help="How many to run the chosen settings with, other ones: from "
-            f"{FIRST_FINAL_SEED} on. (default: as --seeds)",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    held_out: Annotated[
-        float | None,
-        typer.Option(
-            help="Part of each training set to choose on. (default: 0.1)", rich_help_panel=WHAT
-        ),
-    ] = None,
-    first_tasks: Annotated[
-        int | None,
-        typer.Option(help="For --select first-tasks: how many. (default: 3)", rich_help_panel=WHAT),
-    ] = None,
+    seeds: SeedsOption = None,
+    select: SelectOption = None,
+    final_seeds: FinalSeedsOption = None,
+    held_out: HeldOutOption = None,
+    first_tasks: FirstTasksOption = None,
     out: OutOption = None,
     device: DeviceOption = None,
     workers: WorkersOption = None,

@@ -61,6 +61,8 @@ class Experiment:
     held_out, first_tasks
         For choosing settings: the fraction of each task's training examples to test on in place
         of the test sets, and the number of tasks after which the continuum ends.
+    code
+        As `config` has it; what it is now is found out anew.
     stream
         What else the benchmark's continuum takes: data, n_tasks, examples_per_task, batch_size, …
         None stands for its default.
@@ -100,6 +102,7 @@ class Experiment:
         device: str = "cpu",
         held_out: float | None = None,
         first_tasks: int | None = None,
+        code: str | None = None,
         **stream: Any,
     ) -> None:
         where, who = benchmark_reference(benchmark), learner_reference(learner)
@@ -149,9 +152,7 @@ class Experiment:
 
     def changed(self, **changes: Any) -> Experiment:
         """The same experiment but for these arguments."""
-        config = self.config()
-        config.pop("code", None)
-        return Experiment(**config | changes)
+        return Experiment(**self.config() | changes)
 
     @cached_property
     def key(self) -> str:

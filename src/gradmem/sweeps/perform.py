@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gradmem.learners import Learner
+from gradmem.learners import LEARNERS, Learner
 from gradmem.runs.experiment import Experiment, keep_continuums, settings_text
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.store import Store
@@ -20,9 +20,9 @@ class Perform:
     """A function of an experiment that may be called in any process that sees the folder.
 
     It returns the finished run, its failure, or None if another process is running it. A run that
-    is done is not run again, and its outcome is the one that is stored. Runs that differ only in
-    their seed and follow each other share a learner, put back to a new one's state, so that on a
-    GPU they share the recorded steps.
+    is done is not run again, and its outcome is the one that is stored. Runs of
+    gradmem's learners that differ only in their seed and follow each other share a learner, put
+    back to a new one's state, so that on a GPU they share the recorded steps.
 
     Parameters
     ----------
@@ -57,9 +57,13 @@ class Perform:
         return store.finish(experiment, result)
 
     def _fresh(self, experiment: Experiment) -> Learner:
-        """A learner in its first state; the last run's, if only the seed is another."""
+        """A learner in its first state; the last run's, if only the seed is another.
+
+        Of learners that are not gradmem's, it is not known what their state consists of.
+        """
         group = settings_text(experiment.config() | {"seed": None})
-        if self._learner is None or group != self._group:
+        known = experiment.learner in LEARNERS
+        if self._learner is None or group != self._group or not known:
             self._learner = None  # frees its memory
             self._learner, self._group = experiment.new_learner(), group
         else:
