@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 import gradmem as gm
 from benchmarks.measure import machine, time_it
-from gradmem.gradients import MemoryGradients, Stack, loss_gradient, parameters
+from gradmem.gradients import MemoryGradients, loss_gradient, parameters
+from gradmem.memory import Stack
 from gradmem.runs.experiment import Experiment
 
 CHOICES = [

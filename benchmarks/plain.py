@@ -28,7 +28,7 @@ class PlainGEM(Learner):
         margin: float = 0.5,
         seed: int = 0,
     ) -> None:
-        super().__init__(network, lr, seed)
+        super().__init__(network, lr=lr, seed=seed)
         self.memory = EpisodicMemory(memories)
         self.margin = margin
 
@@ -49,7 +49,7 @@ class PlainGEM(Learner):
         for w in self.network.parameters():
             w.grad = g[start : start + w.numel()].view_as(w)
             start += w.numel()
-        self.optimiser.step()
+        self.optimizer.step()
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
         self.network.zero_grad()

@@ -40,7 +40,7 @@ def main() -> None:
         batches = prepare(learner, continuum, k)
         past = learner.memory.stacks(list(range(k)))
         for x, t, y in itertools.islice(batches, 20):
-            G, g = learner.memory_gradients.with_batch(past, x, y)
+            G, g, _ = learner.constraints.engine.with_batch(past, x, t, y)
             counts, time = microseconds(g.clone(), G.clone())
             print(
                 f"{k} past tasks: {counts['violated_constraints']} violated, "

@@ -72,7 +72,7 @@ def _row(device: str, k: int) -> list[str]:
             peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0
     assert isinstance(gem, gm.GEM)
     past = gem.memory.stacks(list(range(k)))
-    engine = time_it(lambda: gem.memory_gradients(past), device, repeats, inner)
+    engine = time_it(lambda: gem.constraints.engine(past), device, repeats, inner)
     floor = time_it(bare_products(k, MEMORIES, device), device, repeats, inner)
     share = _projection(gem, gem_batches, k, device, repeats, inner) / whole
     cells += [str(floor), str(engine), f"{engine.median / floor.median:.2f}", f"{share:.0%}"]
@@ -106,9 +106,9 @@ def _one_pass_again_and_again(learner: Learner, batches: list[Any]) -> Iterator[
 
 def _descend(learner: Learner, x: torch.Tensor, y: torch.Tensor) -> None:
     """Plain descent, for learners that would otherwise take their own, slower steps."""
-    learner.optimiser.zero_grad()
+    learner.optimizer.zero_grad()
     torch.nn.functional.cross_entropy(learner.network(x), y).backward()
-    learner.optimiser.step()
+    learner.optimizer.step()
 
 
 def _projection(
@@ -118,18 +118,20 @@ def _projection(
     past = gem.memory.stacks(list(range(k)))
     cases = []
     for x, t, y in itertools.islice(batches, 20):
-        G, g = gem.memory_gradients.with_batch(past, x, y)
+        G, g, _ = gem.constraints.engine.with_batch(past, x, t, y)
         cases.append((g.clone(), G.clone()))
         gem.observe(x, t, y)
     turn = itertools.cycle(cases)
     if device == "cpu":
-        return time_it(lambda: gem.project(*next(turn)), device, max(repeats, 20), inner).median
+        return time_it(
+            lambda: gem.constraints.project(*next(turn)), device, max(repeats, 20), inner
+        ).median
     graphs = []
     for g, G in cases:
-        gem.project(g, G)
+        gem.constraints.project(g, G)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            gem.project(g, G)
+            gem.constraints.project(g, G)
         graphs.append(graph)
     replays = itertools.cycle(graphs)
     return time_it(lambda: next(replays).replay(), device, repeats, len(graphs)).median

@@ -16,8 +16,9 @@ import torch
 import gradmem as gm
 from benchmarks.measure import bare_products, machine, time_it
 from benchmarks.plain import PlainGEM
-from gradmem.gradients import MemoryGradients, Stack
+from gradmem.gradients import MemoryGradients
 from gradmem.learners import Learner
+from gradmem.memory import Stack
 
 
 def timed_run(learner: Learner, continuum: gm.Continuum) -> tuple[float, gm.Result]:

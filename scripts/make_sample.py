@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gradmem.data.errors import DataError
 from gradmem.data.fetch import NpmPackage
-from gradmem.data.idx import DataError, read_idx
+from gradmem.data.idx import read_idx
 from gradmem.data.mnist import FILES
 
 TARGET = Path(__file__).parents[1] / "src" / "gradmem" / "data" / "sample" / "mnist.npz"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,74 +17,29 @@ FOLDER = "cifar-100-python"
 SUPERCLASSES = 20
 
 
+class _Python2Pickler(pickle._Pickler):
+    """Writes bytes and text as Python 2's strings, and counts what it remembers from 1."""
+
+    def save_string(self, value: str | bytes) -> None:
+        content, n = value.encode() if isinstance(value, str) else value, len(value)
+        self.write(b"U" + bytes([n]) if n < 256 else b"T" + struct.pack("<i", n))
+        self.write(content)
+        self.memoize(value)
+
+    def put(self, index: int) -> bytes:
+        return super().put(index + 1)
+
+    def get(self, index: int) -> bytes:
+        return super().get(index + 1)
+
+    dispatch: ClassVar = pickle._Pickler.dispatch | {bytes: save_string, str: save_string}
+
+
 def python2_pickle(value: Any) -> bytes:
-    """A pickle as Python 2 writes it at protocol 2: bytes are its strings."""
+    """A pickle as Python 2 writes it at protocol 2."""
     out = io.BytesIO()
-    puts = 0
-
-    def put() -> None:
-        nonlocal puts
-        puts += 1
-        out.write(b"q" + bytes([puts]) if puts < 256 else b"r" + struct.pack("<I", puts))
-
-    def string(text: bytes) -> None:
-        short = len(text) < 256
-        out.write(b"U" + bytes([len(text)]) if short else b"T" + struct.pack("<i", len(text)))
-        out.write(text)
-
-    def save(value: Any) -> None:
-        if isinstance(value, bytes):
-            string(value)
-            put()
-        elif isinstance(value, int):
-            out.write(
-                b"K" + bytes([value]) if value in range(256) else struct.pack("<ci", b"J", value)
-            )
-        elif isinstance(value, list):
-            out.write(b"]")
-            put()
-            for start in range(0, len(value), 1000):
-                out.write(b"(")
-                for item in value[start : start + 1000]:
-                    save(item)
-                out.write(b"e")
-        elif isinstance(value, dict):
-            out.write(b"}")
-            put()
-            out.write(b"(")
-            for key, item in value.items():
-                save(key)
-                save(item)
-            out.write(b"u")
-        elif isinstance(value, np.ndarray):
-            array(value)
-        else:
-            raise TypeError(type(value))
-
-    def array(value: np.ndarray) -> None:
-        kind = value.dtype.str[1:].encode()
-        out.write(b"cnumpy.core.multiarray\n_reconstruct\n")
-        put()
-        out.write(b"cnumpy\nndarray\n")
-        put()
-        out.write(b"K\0\x85U\x01b\x87R")
-        put()
-        out.write(b"(K\x01")
-        for size in value.shape:
-            out.write(b"J" + struct.pack("<i", size))
-        out.write({1: b"\x85", 2: b"\x86", 3: b"\x87"}[value.ndim])
-        out.write(b"cnumpy\ndtype\n")
-        put()
-        out.write(b"U" + bytes([len(kind)]) + kind + b"K\0K\x01\x87R")
-        put()
-        out.write(b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb\x89")
-        string(value.tobytes())
-        out.write(b"tb")
-
-    out.write(b"\x80\x02")
-    save(value)
-    out.write(b".")
-    return out.getvalue()
+    _Python2Pickler(out, protocol=2).dump(value)
+    return out.getvalue().replace(b"numpy._core.", b"numpy.core.")
 
 
 def batch(n: int, seed: int = 0) -> dict[bytes, Any]:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import gradmem as gm
-from gradmem.gradients import Stack
+from gradmem.memory import Stack
 
 CLASSES = 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import pickle
@@ -15,6 +16,7 @@ import torch
 from gradmem.data import Cifar100, DataError, Images, cifar, load_cifar100
 from gradmem.data.fetch import Archive, File
 from tests.cifar import FOLDER, batch, contents, meta, python2_pickle, tar, write_cifar
+from tests.memory import growth, measured
 from tests.web import Web
 
 
@@ -189,6 +191,41 @@ def test_links_in_an_archive_are_not_followed(tmp_path, kind):
         load_cifar100(path)
 
 
+def header(kind: bytes, size: int) -> bytes:
+    member = tarfile.TarInfo("name")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.REGTYPE])
+def test_an_archive_that_says_it_is_huge_is_refused(tmp_path, kind):
+    path = tmp_path / "odd.tar.gz"
+    path.write_bytes(gzip.compress(header(kind, 3 << 30) + bytes(5000)))
+    with pytest.raises(DataError, match=r"cannot be read: it unpacks to more than 268,435,456"):
+        load_cifar100(path)
+
+
+@measured
+def test_a_small_archive_cannot_fill_the_memory(tmp_path):
+    zeros = bytes(1 << 26)
+    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE,
+                 tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.REGTYPE):  # fmt: skip
+        content = header(kind, len(zeros)) + zeros
+        (tmp_path / f"{kind.hex()}.tar.gz").write_bytes(gzip.compress(content, 1))
+    (tmp_path / "headers.tar.gz").write_bytes(gzip.compress(header(tarfile.XHDTYPE, 0) * 99_999, 1))
+    (tmp_path / "sparse.tar.gz").write_bytes(gzip.compress(header(tarfile.GNUTYPE_SPARSE, 0), 1))
+    (tmp_path / "end.tar.gz").write_bytes(gzip.compress(zeros, 1))
+    code = f"""
+for path in Path({str(tmp_path)!r}).iterdir():
+    try:
+        load_cifar100(path)
+    except DataError:
+        continue
+    raise AssertionError(f"{{path}} was read")
+"""
+    assert growth("from gradmem.data import DataError, load_cifar100", code) < 1 << 24
+
+
 # What is in the files
 
 
@@ -210,7 +247,8 @@ def test_links_in_an_archive_are_not_followed(tmp_path, kind):
         ("train", {"coarse_labels": None}, "coarse_labels must be a list of 200, .* got NoneType"),
         ("meta", {"fine_label_names": None}, "fine_label_names must be a list of names"),
         ("meta", {"coarse_label_names": [1] * 20}, "coarse_label_names must be a list of names"),
-        ("meta", {"fine_label_names": [b"a"] * 10}, "fine_names must be 100, got 10"),
+        ("meta", {"fine_label_names": [b"a"] * 10}, "fine_label_names must be 100 names, got 10"),
+        ("meta", {"fine_label_names": [b"a\x1b"] * 100}, r"printable names, got 'a.x1b'"),
     ],
 )
 def test_files_with_anything_else_are_refused(tmp_path, name, changed, says):
@@ -243,7 +281,7 @@ def test_a_hostile_file_is_refused_and_not_run(tmp_path, name, archive):
     content = pickle.dumps(values | {b"data": Hostile(f'echo > "{trace}"')}, protocol=2)
     write_cifar(tmp_path / "here", contents(**{name: content}))
     (tmp_path / "archive.tar.gz").write_bytes(tar(contents(**{name: content})))
-    with pytest.raises(DataError, match=r"asks for \w+\.system, .*nothing was run") as caught:
+    with pytest.raises(DataError, match=r"asks for '\w+\.system', .*nothing was run") as caught:
         load_cifar100(tmp_path / ("archive.tar.gz" if archive else "here"))
     assert str(tmp_path) in str(caught.value)
     assert f"{name} cannot be read" in str(caught.value)

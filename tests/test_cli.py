@@ -149,7 +149,7 @@ def test_data_says_what_it_found():
         (["run", "--benchmark", "mnist-rotations", "--learner", "jem"], "one of single, indep"),
         (
             ["run", "--benchmark", "mnist-rotations", "--learner", "single", "--margin", "1"],
-            "single has no setting margin (got 1); it has lr",
+            "single has no setting margin (got 1); it has ",
         ),
         (["compare", "--benchmark", "mnist-rotations", "--seeds", "0"], "--seeds must be at least"),
         (

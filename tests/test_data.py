@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradmem.data import DataError, Images, load_mnist
+from gradmem.data import DataError, Images, load_mnist, mnist
 from gradmem.data.idx import read_idx
 from gradmem.data.mnist import FILES
+from tests.memory import growth, measured
 
 REAL = os.environ.get("GRADMEM_DATA")
 needs_real = pytest.mark.skipif(not REAL, reason="set GRADMEM_DATA to a folder that holds MNIST")
@@ -123,12 +124,14 @@ def test_idx_values_come_back_in_order(tmp_path, gz):
         (b"", "too short: 0 bytes"),
         (idx((2, 3))[:11], "too short: 11 bytes"),
         (idx((2, 3))[:-1], "is truncated: its header says 2 x 3 = 6 values, it has 5"),
-        (idx((2, 3)) + b"!", "has trailing bytes: .* it has 7"),
+        (idx((2, 3)) + b"!", "has trailing bytes: .* it has more"),
         (b"<html>" + idx((2, 3)), "not an IDX file: it starts with 0x3c68746d"),
         (idx((2, 3), magic=b"\0\1\x08"), "not an IDX file"),
         (idx((2, 3), magic=b"\0\0\x0d"), "type 0x0d"),
         (idx((2, 3, 1)), "has 3 dimensions; expected 2"),
-        (idx((2**32 - 1, 2**32 - 1), b"x"), "is truncated"),
+        (idx((2**15, 2**15), b"x"), "is truncated: .* it has 1"),
+        (idx((2**15, 2**15 + 1), b"x"), "is too large: .* at most 1073741824 are read"),
+        (idx((2**32 - 1, 2**32 - 1), b"x"), "is too large"),
     ],
 )
 def test_anything_but_a_whole_idx_file_is_refused(tmp_path, content, says):
@@ -156,6 +159,22 @@ def test_a_damaged_gz_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"array\.gz cannot be read"):
         read_idx(path, ndim=2)
+
+
+@measured
+def test_no_more_of_a_gz_is_unpacked_than_its_header_calls_for(tmp_path):
+    path = tmp_path / "array.gz"
+    path.write_bytes(gzip.compress(idx((2, 3)) + bytes(1 << 26), 1))
+    code = f"""
+try:
+    read_idx(Path({str(path)!r}), ndim=2)
+except DataError as error:
+    assert "has trailing bytes" in str(error)
+else:
+    raise AssertionError("it was read")
+"""
+    imports = "from gradmem.data import DataError\nfrom gradmem.data.idx import read_idx"
+    assert growth(imports, code) < 1 << 24
 
 
 # Folders
@@ -281,6 +300,16 @@ def test_the_sample_holds_no_digit_twice():
     sample = load_mnist("sample")
     both = torch.cat([sample.train_x, sample.test_x]).flatten(1)
     assert len(both.unique(dim=0)) == 5000
+
+
+@pytest.mark.parametrize("kept", [0, 5_000, -60])
+def test_a_damaged_sample_is_named(tmp_path, monkeypatch, kept):
+    good = resources("gradmem.data").joinpath("sample", "mnist.npz").read_bytes()
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample" / "mnist.npz").write_bytes(good[:kept] + bytes(9) + good[kept + 9 :])
+    monkeypatch.setattr(mnist, "resources", lambda _: tmp_path)
+    with pytest.raises(DataError, match=r"mnist\.npz cannot be read: "):
+        load_mnist("sample")
 
 
 def test_importing_leaves_heavy_packages_alone():

@@ -122,6 +122,14 @@ def test_one_bad_file_fails_the_whole_fetch(web, cache, content, says):
     assert message.endswith("Do this instead.")
 
 
+def test_a_file_that_unpacks_without_end_is_given_up(web, cache, monkeypatch):
+    monkeypatch.setattr(fetching, "MOST_BYTES", 27)  # the first file has 28
+    message = get_nothing(cache, web.mirror("a", GZ))
+    assert (
+        f"{FIRST} from {web.mirror('a', GZ)}: wrong content, it has more than 27 bytes" in message
+    )
+
+
 def test_a_connection_cut_short_is_a_failure(web, cache):
     web.cut = 5
     assert FIRST in get_nothing(cache, web.mirror("a", GZ))
@@ -255,24 +263,24 @@ def test_an_archive_is_fetched_once_for_all_its_files(web, cache, tmp_path):
 
 
 def test_an_archive_with_the_wrong_hash_is_not_opened(web, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(tarfile, "open", None)
-    monkeypatch.setattr(tarfile.TarFile, "open", None)
-    source = Archive(web.mirror("a", {"tiny.tar": b"other"}).url + "tiny.tar.gz", "0" * 64, "data")
+    monkeypatch.setattr(fetching, "read_members", None)
+    source = archive(web, tmp_path, sha256="0" * 64)
     message = get_nothing(cache, source)
-    assert f"from {source.url}: wrong content, its sha256 is " in message
+    assert f"from {source}: wrong content, its sha256 is " in message
     assert web.asked == {"/a/tiny.tar.gz": 1}  # once, not for every file
 
 
 def test_files_in_an_archive_are_checked_too(web, cache, tmp_path):
     packed = {f"data/{name}": content for name, content in CONTENTS.items()}
-    message = get_nothing(cache, archive(web, tmp_path, packed | {f"data/{FIRST}": b"other"}))
+    source = archive(web, tmp_path, packed | {f"data/{FIRST}": b"other"})
+    message = get_nothing(cache, source)
     assert message.startswith(f"tiny could not be fetched; failed: {FIRST}\n")
-    assert f"{FIRST} from " in message
-    assert "wrong content" in message
+    assert f"{FIRST} from {source}: wrong content" in message
 
 
 def test_an_archive_that_is_not_there_is_asked_for_once(web, cache, tmp_path):
-    source = Archive(web.mirror("a", {}).url + "tiny.tar.gz", "0" * 64, "data")
+    source = archive(web, tmp_path)
+    web.folders.clear()
     assert "404" in get_nothing(cache, source)
     assert web.asked == {"/a/tiny.tar.gz": 1}
 
@@ -338,12 +346,11 @@ def test_no_npm(cache):
         ("echo 'npm error code E404' >&2; exit 3", "exit status 3: npm error code E404"),
         ("exit 3", "exit status 3: it said nothing"),
         ("exit 0", "it made no .tgz file"),
-        ("echo rubbish > tiny.tgz", "not a gzip file|could not be opened"),
+        ("echo rubbish > tiny.tgz", "truncated header"),
     ],
 )
 def test_npm_that_fails(cache, tmp_path, script, says):
-    message = get_nothing(cache, npm(tmp_path, script))
-    assert any(option in message for option in says.split("|"))
+    assert says in get_nothing(cache, npm(tmp_path, script))
 
 
 @posix
@@ -356,24 +363,25 @@ def test_npm_that_hangs_is_ended_with_its_children(cache, tmp_path):
     assert not marker.exists()
 
 
-@posix
-def test_a_package_with_the_wrong_content_is_refused(cache, tmp_path):
-    package = tgz(tmp_path / "tiny.tgz", PACKED | {f"package/data/{FIRST}": b"other"})
-    assert "wrong content" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+LINK = tarfile.TarInfo(f"package/data/{FIRST}")
+LINK.type, LINK.linkname = tarfile.SYMTYPE, "t10k-images-idx3-ubyte"
 
 
 @posix
-def test_a_package_without_a_file_is_refused(cache, tmp_path):
-    package = tgz(tmp_path / "tiny.tgz", {"package/readme.md": b""})
-    message = get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
-    assert f"package/data/{FIRST}' not found" in message
-
-
-@posix
-def test_a_truncated_package_is_refused(cache, tmp_path):
-    package = tgz(tmp_path / "tiny.tgz", PACKED)
-    package.write_bytes(package.read_bytes()[:-40])
-    get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
+@pytest.mark.parametrize(
+    ("members", "kept", "says"),
+    [
+        (PACKED | {f"package/data/{FIRST}": b"other"}, None, "wrong content"),
+        (PACKED | {f"package/data/{FIRST}": LINK}, None, f"tiny.tgz has no package/data/{FIRST}"),
+        ({"package/readme.md": b""}, None, f"tiny.tgz has no package/data/{FIRST}"),
+        (PACKED, -40, "end-of-stream"),
+    ],
+    ids=["other content", "a link", "no file", "truncated"],
+)
+def test_a_package_that_is_not_as_it_should_be_is_refused(cache, tmp_path, members, kept, says):
+    package = tgz(tmp_path / "tiny.tgz", members)
+    package.write_bytes(package.read_bytes()[:kept])
+    assert says in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))
 
 
 @posix
@@ -383,12 +391,3 @@ def test_a_package_cannot_write_elsewhere(cache, tmp_path):
     get(npm(tmp_path, f'cp "{package}" .'))
     assert_whole(cache)
     assert not list(tmp_path.rglob("evil"))
-
-
-@posix
-def test_a_link_in_a_package_is_not_followed(cache, tmp_path):
-    (tmp_path / "secret").write_bytes(CONTENTS[FIRST])
-    link = tarfile.TarInfo(f"package/data/{FIRST}")
-    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
-    package = tgz(tmp_path / "tiny.tgz", PACKED | {f"package/data/{FIRST}": link})
-    assert "is not a file" in get_nothing(cache, npm(tmp_path, f'cp "{package}" .'))

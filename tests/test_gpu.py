@@ -2,6 +2,7 @@
 
 import gc
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.cuda.graphs import GraphedSteps
-from gradmem.gradients import MemoryGradients, Stack
+from gradmem.gradients import MemoryGradients
 from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import batched_gradients
+from gradmem.memory import Stack
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -43,7 +45,7 @@ def test_the_kernel_finds_what_the_host_finds(kind, rule, dtype):
     for seed in range(12):
         g, G = (values.to(dtype) for values in problem(kind, seed))
         margin = 0.0 if kind == "scaled" else 0.3
-        expected, counts = project_on_host(g.double(), G.double(), margin, rule)
+        expected, counts, _ = project_on_host(g.double(), G.double(), margin, rule)
         projection = gm.projection.Projection(margin, rule)
         found = projection(g.cuda(), G.cuda()).cpu().double()
         size = max(float(g.norm()), float(expected.norm()))
@@ -99,9 +101,9 @@ def test_dependent_gradients_are_projected_again_in_double_precision():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_agree_with_the_loop(name):
     stack = memories(name)
-    on_gpu = gm.gradients.Stack(stack.x.cuda(), stack.y.cuda(), stack.counts)
+    on_gpu = Stack(stack.x.cuda(), stack.y.cuda(), stack.counts)
     expected = MemoryGradients(build(name).double(), "loop")(
-        [gm.gradients.Stack(stack.x.double() if stack.x.is_floating_point() else stack.x,
+        [Stack(stack.x.double() if stack.x.is_floating_point() else stack.x,
                             stack.y, stack.counts)]
     )  # fmt: skip
     engine = MemoryGradients(build(name).cuda())
@@ -267,8 +269,8 @@ def test_garbage_does_not_end_a_recording():
     def step(x):
         total.add_(x)
         if torch.cuda.is_current_stream_capturing():
-            return [[] for _ in range(200_000)]  # so much that garbage would be collected
-        return None
+            return None, [[] for _ in range(200_000)]  # so much that garbage would be collected
+        return (None,)
 
     gc.collect()
     threshold = gc.get_threshold()
@@ -277,7 +279,7 @@ def test_garbage_does_not_end_a_recording():
         gone = GraphedSteps()
         gone.cycle = gone
         for _ in range(2):
-            gone("a step", lambda x: total.add_(x), x)
+            gone("a step", lambda x: (total.add_(x),), x)
         del gone
         steps = GraphedSteps()
         for _ in range(3):
@@ -295,8 +297,8 @@ def test_what_is_changed_after_a_recording_counts(kind):
     x, y = torch.randn(10, 6, device="cuda"), torch.arange(10, device="cuda") % 6
     for _ in range(4):
         learner.observe(x, 0, y)
-    for optimiser in learner.optimisers_in_use():
-        optimiser.param_groups[0]["lr"] = 0.0
+    for optimizer in learner.optimizers_of(0):
+        optimizer.param_groups[0]["lr"] = 0.0
     before = [w.detach().clone() for w in learner.module(0).parameters()]
     for _ in range(4):
         learner.observe(x, 0, y)
@@ -362,7 +364,7 @@ def test_lower_precisions_are_close_and_named(precision):
 def test_out_of_memory_is_met_with_smaller_chunks():
     network = nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 5)).cuda()
     x, y = torch.randn(64, 2000, 64, device="cuda"), torch.randint(5, (64, 2000), device="cuda")
-    stack = gm.gradients.Stack(x, y, (2000,) * 64)
+    stack = Stack(x, y, (2000,) * 64)
     expected = MemoryGradients(network, "batched", tasks_per_chunk=1)([stack]).clone()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -379,14 +381,14 @@ def test_out_of_memory_is_met_with_smaller_chunks():
 def test_out_of_memory_while_recording_is_met_with_smaller_chunks():
     """A graph's memory lies beside the rest: what fits as it is need not fit when recorded."""
     whole, small = (trained("resnet", steps=2, graphs=graphs) for graphs in (False, True))
-    compute = small.memory_gradients._compute
+    compute = small.constraints.engine._compute
 
     def too_large_for_a_graph(network, part, out):
         if len(part) > 1 and torch.cuda.is_current_stream_capturing():
             raise torch.cuda.OutOfMemoryError
         compute(network, part, out)
 
-    small.memory_gradients._compute = too_large_for_a_graph
+    small.constraints.engine._compute = too_large_for_a_graph
     stack = memories("resnet", counts=(20,))
 
     def go_on(learner):
@@ -417,5 +419,145 @@ def test_out_of_memory_moves_running_statistics_once():
     engines[1]._compute = once_too_large
     with pytest.warns(RuntimeWarning, match="do not fit the GPU's memory"):
         engines[1]([stack])
-    for one, other in zip(*(engine.network.buffers() for engine in engines), strict=True):
+    for one, other in zip(*(engine.objective.network.buffers() for engine in engines), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+@pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
+def test_graphs_change_nothing_with_any_optimizer(optimizer, constrain):
+    makes = {
+        "SGD": partial(torch.optim.SGD, lr=0.05),
+        "momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+        "AdamW": partial(torch.optim.AdamW, lr=0.01),
+    }
+    ends = []
+    for graphs in (True, False):
+        learner = gm.GEM(gm.mlp([6, 8, 5]).cuda(), optimizer=makes[optimizer], memories=7,
+                         constrain=constrain, graphs=graphs)  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            observe_tasks(learner)
+        assert bool(learner.graphed._graphs) == graphs
+        ends.append(learner)
+    for w, other in zip(*(end.network.parameters() for end in ends), strict=True):
+        torch.testing.assert_close(w, other, rtol=1e-3, atol=1e-5)
+    assert ends[0].statistics()["violations"] == ends[1].statistics()["violations"]
+
+
+def observe_tasks(learner, tasks=(0, 1, 2, 0), steps=6):
+    stack = memories("mlp", counts=(20,) * 4)
+    x, y = stack.x.cuda(), stack.y.cuda()
+    return [
+        learner.observe(x[t, 3 * i : 3 * i + 3], t, y[t, 3 * i : 3 * i + 3])
+        for t in tasks
+        for i in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_rate_that_changes_in_every_step_is_read_by_the_same_graphs(optimizer):
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    ends = []
+    for graphs in (True, False):
+        learner = gm.GEM(gm.mlp([6, 8, 5]).cuda(), optimizer=partial(optimizer, lr=0.05),
+                         schedule=schedule, memories=7, graphs=graphs)  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            observe_tasks(learner, tasks=(0, 1, 2, 2, 2), steps=6)
+        ends.append(learner)
+    assert len(ends[0].graphed._graphs) <= 8  # one per number of memories, not per rate
+    rates = [float(end.optimizer.param_groups[0]["lr"]) for end in ends]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-4)
+    for w, other in zip(*(end.network.parameters() for end in ends), strict=True):
+        torch.testing.assert_close(w, other, rtol=1e-3, atol=1e-5)
+    state = ends[0].state_dict()
+    on_cpu = gm.GEM(gm.mlp([6, 8, 5]), optimizer=partial(optimizer, lr=0.05),
+                    schedule=schedule, memories=7)  # fmt: skip
+    on_cpu.load_state_dict(state)
+    ends[0].load_state_dict(on_cpu.state_dict())
+    observe_tasks(ends[0], tasks=(1,))
+
+
+def test_graphs_that_are_never_taken_again_are_said_once():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for w in group["params"]:
+                    w.sub_(w.grad, alpha=group["lr"])
+
+    learner = gm.Single(gm.mlp([6, 8, 5]).cuda(), optimizer=Own)
+
+    def change_the_rate_all_the_time():
+        for step in range(40):
+            learner.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step // 2)
+            observe_tasks(learner, tasks=(0,), steps=1)
+
+    with pytest.warns(RuntimeWarning, match="none was taken again") as said:
+        change_the_rate_all_the_time()
+    assert len(said) == 1
+
+
+def test_the_loss_of_a_replayed_step_is_the_batchs_own():
+    learner = gm.GEM(gm.mlp([6, 8, 5]).cuda(), memories=7)
+    other = gm.GEM(gm.mlp([6, 8, 5]).cuda(), memories=7, graphs=False)
+    one, two = observe_tasks(learner), observe_tasks(other)
+    torch.testing.assert_close(torch.stack(one), torch.stack(two), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "label"),
+    [
+        (nn.functional.mse_loss, lambda y: nn.functional.one_hot(y, 5).float()),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), lambda y: y),
+        (lambda z, y: (z - nn.functional.one_hot(y, 5)).abs().mean(), lambda y: y),
+    ],
+)
+def test_any_loss_is_as_on_the_cpu(loss, label):
+    ends = []
+    for device in ("cuda", "cpu"):
+        learner = gm.GEM(gm.mlp([6, 8, 5]).to(device), loss=loss, memories=7, lr=0.05)
+        stack = memories("mlp", counts=(20,) * 4)
+        for t in (0, 1, 2, 0):
+            for i in range(6):
+                some = slice(3 * i, 3 * i + 3)
+                x, y = stack.x[t, some].to(device), label(stack.y[t, some]).to(device)
+                learner.observe(x, t, y)
+        ends.append([w.detach().cpu() for w in learner.network.parameters()])
+    for w, other in zip(*ends, strict=True):
+        torch.testing.assert_close(w, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+def test_a_loop_of_ones_own_is_as_on_the_cpu(constrain):
+    ends = []
+    for device in ("cuda", "cpu"):
+        model = gm.mlp([6, 8, 5]).to(device)
+        memory = gm.GradientMemory(model, memories=7, margin=0.2, constrain=constrain)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        stack = memories("mlp", counts=(20,) * 4)
+        for t in (0, 1, 2, 0):
+            for i in range(6):
+                x, y = (part[t, 3 * i : 3 * i + 3].to(device) for part in (stack.x, stack.y))
+                nn.functional.cross_entropy(model(x), y).backward()
+                memory.step(optimizer, t)
+                optimizer.zero_grad()
+                memory.add(x, t, y)
+        ends.append((model, memory))
+    for w, other in zip(*(model.cpu().parameters() for model, _ in ends), strict=True):
+        torch.testing.assert_close(w, other, rtol=1e-2, atol=1e-3)
+    gpu, cpu = (memory for _, memory in ends)
+    assert gpu.violations == cpu.violations
+    assert gpu.last.tasks == cpu.last.tasks
+    torch.testing.assert_close(gpu.last.cosines.cpu(), cpu.last.cosines, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(gpu.last.v.cpu(), cpu.last.v, rtol=2e-2, atol=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_is_noticed_in_a_bare_loop():
+    learner = gm.Single(gm.mlp([6, 8, 5]).cuda(), lr=1e30)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        observe_tasks(learner)

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.gradients import METHODS, MemoryGradients, Stack
+from gradmem.gradients import METHODS, MemoryGradients, Objective
 from gradmem.gradients.batched import layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
+from gradmem.memory import Stack
 
 from .networks import CLASSES, NETWORKS, agree, build, memories
 
@@ -142,7 +143,7 @@ def test_chunks_change_nothing(name, limit):
 
 def test_a_limit_in_bytes_follows_what_autograd_keeps(monkeypatch):
     network = gm.mlp([6, 9, CLASSES])
-    kept = bytes_per_task(network, memories("mlp", (7, 7)))
+    kept = bytes_per_task(Objective(network), memories("mlp", (7, 7)))
     # the hidden layer (7 × 9 floats), and as much again for the way back
     assert kept == 2 * 7 * 9 * 4
     calls = []
@@ -248,7 +249,7 @@ def test_a_way_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match='"batched" has no rule for Scale'):
         gm.GEM(build("a module without a rule"), gradients="batched")
     learner = gm.GEM(nn.Sequential(nn.Linear(6, CLASSES)), gradients="chain")
-    with pytest.raises(ValueError, match=r"needs inputs \(n, features\)|logits of shape"):
+    with pytest.raises(ValueError, match=r"needs inputs \(n, features\)|y must have shape"):
         learner.observe(torch.randn(4, 3, 6), 0, torch.zeros(4).long())
 
 

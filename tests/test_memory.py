@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradmem as gm
-from gradmem.memory import EpisodicMemory, FirstExamples
+from gradmem.memory import EpisodicMemory
 
 
 def add(memory, t, first, n):
@@ -77,16 +77,16 @@ def test_what_is_kept_is_a_copy():
 def test_other_limits_cannot_take_over_a_state():
     memory = EpisodicMemory(3)
     add(memory, "a", 0, 2)
-    with pytest.raises(ValueError, match="memories and budget must be"):
+    with pytest.raises(ValueError, match="memories, budget and keep must be"):
         EpisodicMemory(4).load_state_dict(memory.state_dict())
 
 
 def test_first_examples_stay():
-    memory = FirstExamples(5)
+    memory = EpisodicMemory(5, keep="first")
     for start in (0, 3, 6):
         add(memory, "a", start, 3)
     assert memory["a"][1].tolist() == [0, 1, 2, 3, 4]
-    restored = FirstExamples(5)
+    restored = EpisodicMemory(5, keep="first")
     restored.load_state_dict(memory.state_dict())
     add(restored, "a", 9, 3)
     assert restored["a"][1].tolist() == [0, 1, 2, 3, 4]

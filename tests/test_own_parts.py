@@ -157,13 +157,45 @@ def test_a_learner_is_whatever_observes_and_predicts_and_a_score_is_the_benchmar
     assert done.runs[0].result["acc"] == done.runs[1].result["acc"]  # each begins at zero
 
 
+REGRESSION = """
+import torch
+import gradmem as gm
+
+def line(seed, examples_per_task=30):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(examples_per_task, 1, generator=generator)
+    tasks = [gm.Task(t, (x, slope * x), (x, slope * x)) for t, slope in enumerate((1.0, -1.0))]
+    return gm.Continuum(tasks, seed=seed)
+
+def closeness(prediction, y):
+    return -(prediction - y).abs()[:, 0]
+
+lines = gm.Benchmark(
+    "lines", line, lambda seed: gm.mlp([1, 8, 1], seed=seed), score=closeness,
+    settings={"gem": {"loss": lambda output, y: ((output - y) ** 2).mean(1), "lr": 0.1}},
+)
+"""
+
+
+def test_a_regression_with_a_loss_of_its_own_is_swept_by_workers(tmp_path, monkeypatch):
+    (tmp_path / "own_lines.py").write_text(REGRESSION)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = gm.sweep("own_lines:lines", {"gem": {"lr": [0.01, 0.1]}}, 1, out=tmp_path, workers=2)
+    assert done.failed == []
+    assert done.runs[0].config["settings"]["loss"] == "<lambda>"
+    assert done.runs[0].score == "closeness"
+    assert -1 < done.runs[0].result["acc"] < 0
+    with pytest.raises(ValueError, match="gem's loss must have values that JSON can hold"):
+        gm.sweep("own_lines:lines", {"gem": {"loss": [len]}}, out=tmp_path / "no")
+
+
 # Records -------------------------------------------------------------------------------------
 
 
 def test_only_what_the_continuum_takes_can_be_asked_for(own):
     with pytest.raises(ValueError, match=r"digits takes no epochs .* it takes n_tasks, examples"):
         Experiment(own.digits, "gem", epochs=2)
-    with pytest.raises(ValueError, match=r"Boxed has no setting sample .* it has box, lr, mem"):
+    with pytest.raises(ValueError, match=r"Boxed has no setting sample .* it has box, .*lr"):
         Experiment(own.digits, own.Boxed, {"sample": 3})
     needy = gm.Benchmark("needy", lambda seed, data: None, lambda seed: gm.mlp())
     with pytest.raises(ValueError, match="needy needs data: it has no default"):

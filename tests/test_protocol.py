@@ -192,6 +192,43 @@ def test_R_holds_the_means_of_any_score():
     assert "minus_squared_error" in repr(result)
 
 
+def test_gem_learns_a_regression_of_float_targets():
+    x = torch.linspace(-1, 1, 40)[:, None]
+    tasks = [
+        gm.Task(t, (x, torch.cat([x + t, x - t], 1)), (x, torch.cat([x + t, x - t], 1)))
+        for t in range(2)
+    ]
+    learner = gm.GEM(torch.nn.Linear(1, 2), loss=torch.nn.MSELoss(), memories=10)
+
+    def minus_mse(prediction, y):
+        return -((prediction - y) ** 2).mean(1)
+
+    result = gm.run(learner, gm.Continuum(tasks), score=minus_mse)
+    assert result.R[0, 0] > result.baseline[0]
+    with pytest.raises(ValueError, match=r"predicts torch.float32 of shape \(40, 2\): give run a"):
+        gm.run(learner, gm.Continuum(tasks))
+
+
+def test_datasets_are_read_as_they_are_needed():
+    class Counted(torch.utils.data.Dataset):
+        read = 0
+
+        def __len__(self):
+            return 25
+
+        def __getitem__(self, i):
+            self.read += 1
+            return torch.full((4,), i / 25), i % 3
+
+    train, test = Counted(), Counted()
+    continuum = gm.Continuum.from_datasets([("a", train, test)], batch_size=10)
+    learner = gm.Single(gm.mlp([4, 8, 3]))
+    gm.run(learner, continuum)
+    assert learner.examples == 25
+    assert train.read == 25 + 10  # and the first batch before the run
+    assert test.read == 2 * 25 + 10
+
+
 def test_predictions_may_be_trees():
     class Both(Remembers):
         def predict(self, x, t):

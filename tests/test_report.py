@@ -132,7 +132,7 @@ def test_rows_with_different_memories_make_a_line(tmp_path):
         for margin in (0.0, 0.5):
             settings = {"memories": memories, "margin": margin}
             write_run(tmp_path / f"{memories}-{margin}", settings=settings)
-    write_run(tmp_path / "budget", settings={"budget": 100, "memories": 1, "margin": 0.5})
+    write_run(tmp_path / "budget", settings={"budget": 100, "margin": 0.5})
     write_run(tmp_path / "single", "single")
     lines = memory_lines(rows_of(tmp_path))
     assert {line.name: [row.memory for row in line.rows] for line in lines} == {

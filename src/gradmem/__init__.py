@@ -7,6 +7,7 @@
 (3, 3)
 """
 
+from gradmem import networks
 from gradmem.benchmarks import (
     Benchmark,
     cifar100_incremental,
@@ -23,13 +24,14 @@ from gradmem.evaluation import (
     run,
     transfer_metrics,
 )
+from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
-from gradmem.projection import project
+from gradmem.projection import project, solve_dual
 from gradmem.reports import report
 from gradmem.runs.compare import compare
-from gradmem.streams import Continuum, Examples, Task
+from gradmem.streams import Continuum, DatasetExamples, Examples, Task
 from gradmem.sweeps import sweep
 from gradmem.version import __version__
 
@@ -41,8 +43,10 @@ __all__ = [
     "Callback",
     "Continuum",
     "DataError",
+    "DatasetExamples",
     "EpisodicMemory",
     "Examples",
+    "GradientMemory",
     "ICaRL",
     "Images",
     "Independent",
@@ -60,10 +64,12 @@ __all__ = [
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
+    "networks",
     "project",
     "report",
     "resnet18",
     "run",
+    "solve_dual",
     "sweep",
     "transfer_metrics",
 ]

@@ -6,6 +6,7 @@ AssertionError with what went wrong.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -198,6 +199,98 @@ def keeps_to_a_tasks_own_outputs(make: Make) -> None:
     _finite(learner)
 
 
+def returns_the_loss_of_the_batch(make: Make) -> None:
+    learner = _new(make)
+    x, y = _task("a", 8)
+    learner.observe(x, "a", y)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(learner.module("a")(x), y)
+    loss = learner.observe(x, "a", y)
+    assert loss is not None, "observe returned no loss"
+    assert torch.allclose(loss, expected, atol=1e-5), f"observe returned {loss}, not {expected}"
+    assert not loss.requires_grad, "the loss keeps the graph it came from"
+
+
+def leaves_modules_as_they_are(make: Make) -> None:
+    """Also those that are used twice, and those that replace their buffers as they compute."""
+    for first in (nn.PReLU(), _Counting(N_INPUTS, N_INPUTS)):
+        network = _shared_modules(first)
+        learner = _new(make, network)
+        tensors = [*network.parameters()]
+        _train(learner, "aba")
+        for before, after in zip(tensors, network.parameters(), strict=True):
+            assert before is after, "a parameter was replaced by another object"
+            assert type(after) is nn.Parameter, f"a parameter became a {type(after).__name__}"
+        copy.deepcopy(learner.network)
+        _finite(learner)
+
+
+def remembers_what_came_in(make: Make) -> None:
+    """Also if the network changes its inputs in place."""
+    doubling = _Doubling(N_INPUTS, N_INPUTS)
+    learner = _new(make, nn.Sequential(doubling, *mlp([N_INPUTS, 16, N_CLASSES], seed=1)))
+    given = []
+    for visit, t in enumerate("aabb"):
+        x, y = _task(t, 8, seed=visit)
+        before = x.clone()
+        learner.observe(x, t, y)
+        learner.predict(x, t)
+        assert torch.equal(x, before), "what was given to the learner was changed"
+        given += [row.tolist() for row in before]
+    for t in getattr(learner, "memory", ()):
+        kept = learner.memory[t][0].tolist()  # type: ignore[attr-defined]
+        assert all(row in given for row in kept), f"task {t}'s memories are not what came in"
+
+
+def refuses_a_gradient_that_is_not_finite(make: Make) -> None:
+    """The loss may be finite all the same."""
+    root = _Root(N_INPUTS, N_INPUTS, bias=False)
+    learner = _new(make, nn.Sequential(root, *mlp([N_INPUTS, 16, N_CLASSES], seed=1)))
+    for t in "ab":
+        x, y = _task(t, 8)
+        learner.observe(x, t, y)
+    x, y = _task("a", 8)
+    for t in "ac":
+        bad = _observe(learner, torch.zeros_like(x), t, y)
+        _refused(learner, bad, (FloatingPointError,), "a gradient that is not finite")
+
+
+def learns_with_a_layer_that_was_replaced(make: Make) -> None:
+    learner = _new(make)
+    if not learner.one_network or not isinstance(learner.network, nn.Sequential):
+        return
+    _train(learner)
+    layer = learner.network[-1] = nn.Linear(16, N_CLASSES)
+    before = layer.weight.detach().clone()
+    _train(learner, "abc")
+    assert not torch.equal(before, layer.weight), "a replaced layer does not learn"
+
+
+def refuses_the_state_of_another_optimizer(make: Make) -> None:
+    learner = _new(make)
+    _train(learner)
+    state = _of_another_optimizer(learner.state_dict())
+    _refused(learner, lambda: learner.load_state_dict(state), (ValueError,), "another optimizer's")
+
+
+def takes_inputs_of_any_structure(make: Make) -> None:
+    """The same is learned from a tensor and from a dict of its parts."""
+    whole = _new(make)
+    if not whole.one_network:
+        return  # a first layer per task is a first layer of tensors
+    parts = _new(make, _Joining(mlp([N_INPUTS, 16, 16, N_CLASSES], seed=1)))
+    for visit, t in enumerate("abcab"):
+        x, y = _task(t, 8, seed=visit)
+        whole.observe(x, t, y)
+        parts.observe({"left": x[:, :1], "right": x[:, 1:]}, t, y)
+    x, _ = _task("a", 50, seed=99)
+    one, other = (
+        learner.forward(given, "a")
+        for learner, given in ((whole, x), (parts, {"left": x[:, :1], "right": x[:, 1:]}))
+    )
+    assert torch.allclose(one, other, atol=1e-4), "a dict of inputs was learned another way"
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_a_toy_task,
     predicts_before_and_after_training,
@@ -213,7 +306,69 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     refuses_another_kind_of_state,
     refuses_bad_input_and_stays_as_it_was,
     keeps_to_a_tasks_own_outputs,
+    returns_the_loss_of_the_batch,
+    leaves_modules_as_they_are,
+    remembers_what_came_in,
+    refuses_a_gradient_that_is_not_finite,
+    learns_with_a_layer_that_was_replaced,
+    refuses_the_state_of_another_optimizer,
+    takes_inputs_of_any_structure,
 )
+
+
+def _shared_modules(first: nn.Module) -> nn.Module:
+    """One PReLU in two places, and one block three times."""
+    prelu, block = nn.PReLU(), nn.Linear(16, 16)
+    linear, _, last = mlp([N_INPUTS, 16, N_CLASSES], seed=1)
+    return nn.Sequential(first, linear, prelu, *nn.ModuleList([block] * 3), prelu, last)
+
+
+class _Counting(nn.Linear):
+    """Replaces its buffer in every pass."""
+
+    mean: Tensor
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self.register_buffer("mean", torch.zeros(n_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x)
+
+
+class _Doubling(nn.Linear):
+    """Changes its input in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+class _Root(nn.Linear):
+    """Finite for an input of zeros, where its gradient is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return torch.where(x.any(1, keepdim=True), z, z + z.abs().sqrt())
+
+
+class _Joining(nn.Module):
+    """A network whose input comes in two parts."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return self.network(torch.cat([x["left"], x["right"]], 1))  # type: ignore[no-any-return]
+
+
+def _of_another_optimizer(state: Any) -> Any:
+    """The state with the name of another optimizer wherever it has one."""
+    if not isinstance(state, dict):
+        return state
+    changed = {key: _of_another_optimizer(value) for key, value in state.items()}
+    return changed | {"kind": "Another"} if "kind" in changed else changed
 
 
 def _bad_inputs(x: Tensor, y: Tensor) -> list[tuple[str, Any, Any, Any]]:
@@ -242,7 +397,7 @@ def _bad_inputs(x: Tensor, y: Tensor) -> list[tuple[str, Any, Any, Any]]:
     ]
 
 
-def _observe(learner: Learner, x: Any, t: Any, y: Any) -> Callable[[], None]:
+def _observe(learner: Learner, x: Any, t: Any, y: Any) -> Callable[[], Any]:
     return lambda: learner.observe(x, t, y)
 
 

@@ -13,7 +13,7 @@ from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import Cifar100, Images, load_cifar100
 from gradmem.networks import resnet18
-from gradmem.streams.continuum import Continuum, Examples, Task
+from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, one_of, positive_int
 
 __all__ = ["CIFAR100_INCREMENTAL", "cifar100_incremental"]

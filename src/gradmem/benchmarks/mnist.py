@@ -12,7 +12,7 @@ from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import load_mnist
 from gradmem.networks import mlp
-from gradmem.streams.continuum import Continuum, Examples, Task
+from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
 __all__ = ["MNIST_PERMUTATIONS", "MNIST_ROTATIONS", "mnist_permutations", "mnist_rotations"]

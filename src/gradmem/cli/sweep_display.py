@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gradmem.benchmarks.parts import shown
 from gradmem.cli.options import say
+from gradmem.evaluation.result import as_text
 from gradmem.runs.folder import Failure
 from gradmem.sweeps import Choice, Event
 
@@ -108,7 +109,7 @@ def choices_table(best: list[Choice], what: str) -> Table:
 
 
 def _cells(choice: Choice) -> list[str]:
-    settings = " ".join(f"{name}={value}" for name, value in choice.settings.items())
+    settings = " ".join(f"{name}={value}" for name, value in as_text(choice.settings).items())
     names = [shown(choice.benchmark), shown(choice.learner)]
     return [*names, settings, f"{choice.acc:.3f}", str(choice.seeds)]
 

@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradmem.trees import Tree, kind, leaves, tree_map
+
 __all__ = ["GraphedSteps", "Step"]
 
-Step = Callable[..., Any]
+#: Takes its inputs, and gives the loss followed by whatever a recording must keep alive.
+Step = Callable[..., tuple[Any, ...]]
+
+#: Steps that are recorded in a row without one being taken again, before that is said.
+NEVER_REPLAYED = 8
 
 
 class GraphedSteps:
-    """Runs steps on tensors on a GPU without the host's part in them, once they are known.
+    """Runs steps on a GPU without the host's part in them, once they are known.
 
     The first step with a key runs as it is, which also warms up what it calls; the second is
     recorded. A step must do the same for the same key and find its other inputs where they were.
@@ -30,49 +36,54 @@ class GraphedSteps:
 
     Attributes
     ----------
-    need_less
-        Called when memory does not suffice for a recording, which lies beside what other steps
-        hold. Makes the step need less, or says that it cannot: False.
+    use_less_memory
+        Called when the memory does not suffice for a recording. Makes the step need less, or
+        returns False if it cannot.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.need_less: Callable[[], bool] = lambda: False
+        self.use_less_memory: Callable[[], bool] = lambda: False
         self._known: set[Hashable] = set()
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Any]] = {}
+        self._graphs: dict[
+            Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Any, ...]]
+        ] = {}
         self._pool: Any = None
+        self._unused = 0  # graphs recorded since one was replayed again
 
-    def records(self, x: Tensor) -> bool:
+    def records(self, x: Tree) -> bool:
         """Whether steps with such an input become graphs."""
-        return self.enabled and x.is_cuda
+        return self.enabled and leaves(x)[0].is_cuda
 
-    def __call__(self, key: Hashable, step: Step, x: Tensor, *others: Tensor | None) -> None:
-        inputs = (x, *others)
-        if not self.records(x):
-            step(*inputs)
-            return
-        shapes = (None if tensor is None else tensor.shape for tensor in inputs)
-        key = (key, *shapes)
+    def __call__(self, key: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
+        """Take a step and return its loss. Inputs are trees of tensors, or None."""
+        if not self.records(inputs[0]):
+            return step(*inputs)[0]  # type: ignore[no-any-return]
+        key = (
+            key,
+            *(None if tree is None else (kind(tree), len(leaves(tree)[0])) for tree in inputs),
+        )
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
-                step(*inputs)
-                return
+                return step(*inputs)[0]  # type: ignore[no-any-return]
             if not self._record(key, step, inputs):
-                step(*inputs)
-                return
-        graph, own, _ = self._graphs[key]
-        for mine, given in zip(own, inputs, strict=True):
-            if mine is not None and given is not None:
-                mine.copy_(given)
+                return step(*inputs)[0]  # type: ignore[no-any-return]
+        else:
+            self._unused = 0
+        graph, own, (loss, *_) = self._graphs[key]
+        given = [leaf for tree in inputs if tree is not None for leaf in leaves(tree)]
+        for mine, leaf in zip(own, given, strict=True):
+            mine.copy_(leaf)
         graph.replay()
+        return None if loss is None else loss.clone()
 
     def forget(self) -> None:
         """Record anew from here on: what the graphs refer to is no longer in use."""
         self._known, self._graphs, self._pool = set(), {}, None
 
-    def _record(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> bool:
-        own = [None if tensor is None else tensor.clone() for tensor in inputs]
+    def _record(self, key: Hashable, step: Step, inputs: tuple[Tree | None, ...]) -> bool:
+        own = [None if tree is None else tree_map(Tensor.clone, tree) for tree in inputs]
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:  # a pool ends with the last graph that used it
             self._pool = torch.cuda.graph_pool_handle()
@@ -82,11 +93,21 @@ class GraphedSteps:
                 kept = step(*own)  # what the graph refers to must not be freed
         except Exception as error:
             torch.cuda.synchronize()
-            if isinstance(error, torch.cuda.OutOfMemoryError) and self.need_less():
+            if isinstance(error, torch.cuda.OutOfMemoryError) and self.use_less_memory():
                 return False  # this step runs as it is, and the next one is recorded
             self._give_up(error)
             return False
-        self._graphs[key] = graph, own, kept
+        static = [leaf for tree in own if tree is not None for leaf in leaves(tree)]
+        self._graphs[key] = graph, static, kept
+        self._unused += 1
+        if self._unused == NEVER_REPLAYED:
+            warnings.warn(
+                f"{self._unused} steps were recorded as CUDA graphs and none was taken again: "
+                "something that a step depends on changes all the time (shapes, modes, or a rate "
+                "that this optimizer cannot take as a tensor); graphs=False avoids the recording",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return True
 
     def _give_up(self, error: Exception) -> None:
@@ -102,7 +123,7 @@ class GraphedSteps:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected: graphs of a learner long gone, if among it, end a recording."""
+    """Pause garbage collection: destroying another learner's graphs would end the recording."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Images to learn from: where they are found, how they are fetched and checked."""
 
 from gradmem.data.cifar import Cifar100, load_cifar100
-from gradmem.data.idx import DataError
+from gradmem.data.errors import DataError
 from gradmem.data.images import Images
 from gradmem.data.mnist import load_mnist
 

@@ -6,57 +6,76 @@ import gzip
 import io
 import lzma
 import tarfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from gradmem.data.idx import DataError
+from gradmem.data.errors import DataError
 
 __all__ = ["read_members"]
 
 CHUNK = 1 << 16
+#: The most an archive may unpack to; CIFAR-100's unpacks to 186 million bytes.
+MOST_BYTES = 1 << 28
+
+Plain = io.BufferedIOBase | gzip.GzipFile | lzma.LZMAFile
 
 
 def read_members(paths: Sequence[Path], names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
     """The files of these names, in the order they lie in the archive, in one pass over it.
 
-    Nothing is written to disk, and members of other names, links and folders are passed over.
+    Nothing is written to disk, and links, folders and members of other names are passed over. So
+    are extended headers, a piece at a time: `tarfile.open` reads them into memory, whatever their
+    size.
 
     Parameters
     ----------
     paths
         The archive, plain, gzipped or xz-compressed; or its parts, in order.
     names
-        What to read. Each file is to be read before the next is asked for.
+        What to read, each at most 100 characters. Each file is to be read before the next is asked
+        for.
 
     Raises
     ------
     DataError
         If some file is not there.
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError
-        If the archive is damaged; at the end at the latest, where its checksum stands.
+        If the archive is damaged or unpacks to more than `MOST_BYTES`; at the end at the latest,
+        where its checksum stands.
     """
     wanted = set(names)
+    left = MOST_BYTES
     with ExitStack() as opened:
-        joined = opened.enter_context(io.BufferedReader(_Joined(paths), CHUNK))
-        plain = opened.enter_context(_decompressed(joined))
-        tar = opened.enter_context(tarfile.open(fileobj=plain, mode="r|"))
-        for member in tar:
+        files = [opened.enter_context(io.FileIO(path)) for path in paths]
+        plain = opened.enter_context(_decompressed(io.BufferedReader(_Joined(files), CHUNK)))
+        for header in iter(partial(plain.read, tarfile.BLOCKSIZE), bytes(tarfile.BLOCKSIZE)):
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            size = -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            left = _less(left, len(header) + size)
+            stream = io.BufferedReader(_Member(plain, member.size), CHUNK)
             name = member.name.removeprefix("./")
-            stream = tar.extractfile(member) if name in wanted and member.isfile() else None
-            if stream is not None:
+            if name in wanted and member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                 wanted.remove(name)
                 yield name, stream
-        while plain.read(CHUNK):
-            pass
+            while stream.read(CHUNK):
+                pass
+            plain.read(size - member.size)
+        for piece in iter(partial(plain.read, CHUNK), b""):
+            left = _less(left, len(piece))
     if wanted:
         raise DataError(f"{paths[0]} has no {', '.join(sorted(wanted))}")
 
 
-def _decompressed(
-    stream: io.BufferedReader[_Joined],
-) -> io.BufferedReader[_Joined] | gzip.GzipFile | lzma.LZMAFile:
+def _less(left: int, size: int) -> int:
+    if not 0 <= size <= left:
+        raise tarfile.ReadError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+    return left - size
+
+
+def _decompressed(stream: io.BufferedReader[_Joined]) -> Plain:
     start = stream.peek(6)
     if start.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=stream)
@@ -65,27 +84,35 @@ def _decompressed(
     return stream
 
 
-class _Joined(io.RawIOBase):
-    """Several files as one."""
+class _Member(io.RawIOBase):
+    """The next `left` bytes of a stream."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = list(paths)
-        self._file: io.FileIO | None = None
+    def __init__(self, stream: Plain, left: int) -> None:
+        self._stream, self._left = stream, left
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self._file or self._paths:
-            if self._file is None:
-                self._file = io.FileIO(self._paths.pop(0))
-            if n := self._file.readinto(buffer):
-                return n
-            self._file.close()
-            self._file = None
-        return 0
+        n = self._stream.readinto(buffer[: self._left])
+        if n == 0 < self._left:
+            raise tarfile.ReadError("it is truncated")
+        self._left -= n
+        return n
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        super().close()
+
+class _Joined(io.RawIOBase):
+    """Several files as one."""
+
+    def __init__(self, files: Iterable[io.FileIO]) -> None:
+        self._files = list(files)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while self._files:
+            if n := self._files[0].readinto(buffer):
+                return n
+            del self._files[0]
+        return 0

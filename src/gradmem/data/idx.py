@@ -5,28 +5,30 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DataError", "read_idx"]
+from gradmem.data.errors import DataError, damage_named
+
+__all__ = ["read_idx"]
 
 #: The format's code for unsigned bytes, the only type that image and label files use.
 UNSIGNED_BYTE = 0x08
-
-
-class DataError(RuntimeError):
-    """Data that could not be found, fetched or read; the message says what to do."""
+#: The largest array that is read. MNIST has 47 million values, EMNIST 547 million.
+MOST_VALUES = 1 << 30
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
     """The array in an IDX file of unsigned bytes.
 
     An IDX file is two zero bytes, a type code, the number of dimensions, each dimension as four
-    big-endian bytes, and then exactly as many values as the dimensions call for.
+    big-endian bytes, and then exactly as many values as the dimensions call for. No more than that
+    is read, whatever a .gz file unpacks to.
 
     Parameters
     ----------
@@ -45,44 +47,47 @@ def read_idx(path: Path, ndim: int) -> Tensor:
     DataError
         If the file cannot be read or is anything but such an array, whole and with nothing after.
     """
-    content = _content(path)
-    start = 4 + 4 * ndim
-    if len(content) < start:
+    with (
+        damage_named(path),
+        gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream,
+    ):
+        shape = _shape(path, stream.read(4 + 4 * ndim), ndim)
+        says = f"its header says {' x '.join(map(str, shape))} = {math.prod(shape)} values"
+        if math.prod(shape) > MOST_VALUES:
+            raise DataError(f"{path} is too large: {says}, at most {MOST_VALUES} are read")
+        values = np.empty(shape, np.uint8)
+        if (found := _fill(values, stream)) < values.size:
+            raise DataError(f"{path} is truncated: {says}, it has {found}")
+        if stream.read(1):
+            raise DataError(f"{path} has trailing bytes: {says}, it has more")
+    return torch.from_numpy(values)
+
+
+def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
+    if len(header) < 4 + 4 * ndim:
         raise DataError(
-            f"{path} is too short: {len(content)} bytes, but an IDX header of "
-            f"{ndim} dimensions has {start}"
+            f"{path} is too short: {len(header)} bytes, but an IDX header of "
+            f"{ndim} dimensions has {4 + 4 * ndim}"
         )
-    if content[:2] != b"\0\0":
+    if header[:2] != b"\0\0":
         raise DataError(
-            f"{path} is not an IDX file: it starts with 0x{content[:4].hex()}, "
+            f"{path} is not an IDX file: it starts with 0x{header[:4].hex()}, "
             f"not with 0x0000{UNSIGNED_BYTE:02x}{ndim:02x}"
         )
-    if content[2] != UNSIGNED_BYTE:
+    if header[2] != UNSIGNED_BYTE:
         raise DataError(
-            f"{path} holds values of type 0x{content[2]:02x}; "
+            f"{path} holds values of type 0x{header[2]:02x}; "
             f"only unsigned bytes (0x{UNSIGNED_BYTE:02x}) are read"
         )
-    if content[3] != ndim:
-        raise DataError(f"{path} has {content[3]} dimensions; expected {ndim}")
-
-    # Python's integers: a damaged header may name more values than 64 bits can count.
-    shape = struct.unpack(f">{ndim}I", content[4:start])
-    values, expected = len(content) - start, math.prod(shape)
-    if values != expected:
-        what = "is truncated" if values < expected else "has trailing bytes"
-        size = " x ".join(map(str, shape))
-        raise DataError(
-            f"{path} {what}: its header says {size} = {expected} values, it has {values}"
-        )
-    # A copy, because a tensor must not share the read-only memory of `bytes`.
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
+    if header[3] != ndim:
+        raise DataError(f"{path} has {header[3]} dimensions; expected {ndim}")
+    return struct.unpack(f">{ndim}I", header[4:])
 
 
-def _content(path: Path) -> bytes:
-    try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as stream:
-            return stream.read()
-    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise DataError(f"{path} cannot be read: {error}") from error
+def _fill(values: NDArray[np.uint8], stream: IO[bytes] | gzip.GzipFile) -> int:
+    """Read `values` from a stream; how many it had for them."""
+    flat, found = values.reshape(-1), 0
+    while piece := stream.read(min(1 << 20, flat.size - found)):
+        flat[found : found + len(piece)] = np.frombuffer(piece, np.uint8)
+        found += len(piece)
+    return found

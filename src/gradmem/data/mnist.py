@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.data.errors import DataError, damage_named
 from gradmem.data.fetch import File, Mirror, NpmPackage, Source, fetch, folder_in_environment
-from gradmem.data.idx import DataError, read_idx
+from gradmem.data.idx import read_idx
 from gradmem.data.images import Images
 
 __all__ = ["load_mnist"]
@@ -84,7 +85,7 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     if isinstance(data, Images):
         return data
     if data is None:
-        return _from_environment() or _from_cache()
+        return _read(_find_or_fetch())
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f'data must be "sample", a folder, Images or None, got {data!r}')
     if data == "sample":
@@ -100,24 +101,20 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     return _read(paths)
 
 
-def _from_environment() -> Images | None:
+def _find_or_fetch() -> dict[str, Path]:
     folder = folder_in_environment()
-    paths = {} if folder is None else _find(folder)
-    # The folder may be for other data sets, so MNIST's absence from it is no error.
-    return _read(paths) if len(paths) == len(FILES) else None
-
-
-def _from_cache() -> Images:
-    advice = ADVICE
-    if named := os.environ.get("GRADMEM_DATA"):
-        advice += f" GRADMEM_DATA is {named!r}, where the four files were not found."
-    folder = fetch("mnist", list(FILES.values()), SOURCES, advice)
-    return _read({key: folder / file.name for key, file in FILES.items()})
+    paths = _find(folder) if folder else {}
+    if len(paths) == len(FILES):  # else the folder is for other data sets, which is no error
+        return paths
+    folder = fetch("mnist", list(FILES.values()), SOURCES, ADVICE)
+    return {key: folder / file.name for key, file in FILES.items()}
 
 
 def _sample() -> Images:
+    path = resources("gradmem.data").joinpath("sample", "mnist.npz")
     with (
-        resources("gradmem.data").joinpath("sample", "mnist.npz").open("rb") as stream,
+        damage_named(path),
+        path.open("rb") as stream,
         np.load(stream, allow_pickle=False) as arrays,
     ):
         return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,8 +16,8 @@ from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.result import Matrix, Result, as_text
 from gradmem.evaluation.scores import Score, accuracy, name_of, total
 from gradmem.learners import LEARNERS, Learner
-from gradmem.streams import Continuum, Examples
-from gradmem.streams.continuum import IID
+from gradmem.streams import IID, Continuum, Examples
+from gradmem.streams.examples import are_class_ids
 from gradmem.trees import leaves, size
 from gradmem.validation import positive_int
 
@@ -105,8 +106,8 @@ class _Run:
             learner.outputs = {**continuum.outputs, **learner.outputs}
             seen = _look_at(learner, self.continuum)
             if seen or self._on_gpu:  # a look at every batch would wait for the GPU every time
-                self.observe = partial(learner.observe, check=False)
-                self.predict = partial(learner.predict, check=False)
+                self.observe = _unchecked(learner.observe)
+                self.predict = _unchecked(learner.predict)
         self.settle = getattr(learner, "settle", None)
         self.training, self.evaluation = _StopWatch(), _StopWatch()
         self.examples = 0
@@ -232,7 +233,7 @@ def _look_at(learner: Learner, continuum: Continuum) -> bool:
         if size == 1 or len(task.train) % size == 1:  # a batch of one is not for every network
             x, y = task.train[:1]
             learner.check(x, task.t, y)
-        if isinstance(task.train, Examples) and _are_class_ids(task.train.y):
+        if isinstance(task.train, Examples) and are_class_ids(task.train.y):
             classes |= set(task.train.y.unique().tolist())
     for t, test in continuum.tests.items():
         _look_at_examples(learner, t, test, learner.check_test, size)
@@ -252,11 +253,13 @@ def _look_at_examples(
     x, y = examples[:] if whole else examples[:2]
     check(x, t, y)
     if not whole:
-        learner.check_labels(t, examples.y)
+        learner.check_labels(x, t, examples.y)
 
 
-def _are_class_ids(y: Any) -> bool:
-    return isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point()
+def _unchecked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method without its own look at the data; as it is where a subclass has no `check`."""
+    offers = "check" in inspect.signature(method).parameters
+    return partial(method, check=False) if offers else method
 
 
 def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
@@ -273,6 +276,7 @@ def _config(
     names = {kind: name for name, kind in LEARNERS.items()}
     offered = getattr(learner, "settings", None)
     settings = dict(offered) if isinstance(offered, Mapping) else {}
+    settings.pop("network", None)
     seeds = {"continuum": continuum.seed, "learner": settings.pop("seed", None)}
     sizes = {len(task.train) for task in continuum.tasks}
     config = {

@@ -2,20 +2,21 @@
 
 from gradmem.gradients.choice import METHODS
 from gradmem.gradients.engine import MemoryGradients
-from gradmem.gradients.flat import (
-    gradient,
-    loss_gradient,
-    parameters,
-    set_gradient,
-)
-from gradmem.memory.stack import Stack
+from gradmem.gradients.flat import gradient, loss_gradient, parameters, set_gradient
+from gradmem.gradients.loss import Criterion, Loss, masked
+from gradmem.gradients.objective import Forward, Objective, Transform
 
 __all__ = [
     "METHODS",
+    "Criterion",
+    "Forward",
+    "Loss",
     "MemoryGradients",
-    "Stack",
+    "Objective",
+    "Transform",
     "gradient",
     "loss_gradient",
+    "masked",
     "parameters",
     "set_gradient",
 ]

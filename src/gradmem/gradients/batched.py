@@ -16,10 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients.flat import parameters, rows_by_parameter
+from gradmem.gradients.objective import Objective
 from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for, write
 from gradmem.memory.stack import Stack
 
-__all__ = ["batched_gradients", "layer_without_rule", "mixes_examples"]
+__all__ = ["UnsuitableError", "batched_gradients", "layer_without_rule", "mixes_examples"]
+
+
+class UnsuitableError(ValueError):
+    """A network that a method is not made for."""
 
 
 def layer_without_rule(network: nn.Module) -> nn.Module | None:
@@ -32,12 +37,13 @@ def mixes_examples(network: nn.Module) -> bool:
     return any(registered(layer) in FORWARDS for layer in network.modules())
 
 
-def batched_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
+def batched_gradients(objective: Objective, stack: Stack, out: Tensor) -> None:
     """Write the gradient of each task's mean loss into its row of out: (k, p)."""
+    network = objective.network
     if mixes_examples(network) and len(set(stack.counts)) > 1:
         start = 0
         for part in stack.level():
-            batched_gradients(network, part, out[start : start + len(part)])
+            batched_gradients(objective, part, out[start : start + len(part)])
             start += len(part)
         return
     if mixes_examples(network):
@@ -45,8 +51,7 @@ def batched_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
     k = len(stack)
     weights = parameters(network)
     with _recording(network, weights, k) as calls:
-        logits = network(stack.x.flatten(0, 1))
-        losses = stack.losses(logits.unflatten(0, (k, -1)))
+        losses = objective.criterion.by_task(objective.outputs(stack.flat_x), stack)
         grads = torch.autograd.grad(losses.sum(), [y for _, _, y in calls], allow_unused=True)
 
     _reduce(calls, grads, rows_by_parameter(out, weights), k)
@@ -75,7 +80,7 @@ def _reduce(
                     rows[w].zero_()
         out = {name: rows[w] for name, w in own.items()}
         known = getattr(y.grad_fn, "by_parameter", None)
-        if known is not None:  # the way back has met them
+        if known is not None:  # computed in the backward pass of the layer itself
             for name, row in out.items():
                 write(row, known[name], beta)
         else:
@@ -121,7 +126,7 @@ def _recording(
 def _by_task(forward: Forward, layer: Any, k: int, met: set[nn.Module], x: Tensor) -> Tensor:
     if layer in met and k > 1 and layer.training and layer.track_running_stats:
         # Task by task, its second call would move the running statistics before the next task.
-        raise ValueError(
+        raise UnsuitableError(
             f'gradients="batched" takes a {type(layer).__name__} that is used once in a pass, here '
             'it is used twice; "auto" finds a way'
         )

@@ -13,7 +13,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
+from gradmem.gradients.batched import UnsuitableError
 from gradmem.gradients.flat import parameters, rows_by_parameter
+from gradmem.gradients.objective import Objective
 from gradmem.gradients.rules import linear
 from gradmem.memory.stack import Stack
 
@@ -27,8 +29,12 @@ def is_chain(network: nn.Module) -> bool:
     kinds = [_kind(layer) for layer in network]
     plain = not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
     learns = all(w.requires_grad for w in network.parameters())
-    once = len(set(map(id, network.parameters()))) == sum(1 for _ in _all_parameters(network))
-    return bool(kinds) and kinds[0] is nn.Linear and None not in kinds and plain and learns and once
+    # by the places they have: a layer or a weight that is used twice has several
+    named = [(name, w) for layer in network for name, w in layer.named_parameters()]
+    once = len({id(w) for _, w in named}) == len(named)
+    usual = {name for name, _ in named} <= {"weight", "bias"}
+    layers = bool(kinds) and kinds[0] is nn.Linear and None not in kinds
+    return layers and plain and learns and once and usual
 
 
 class ChainGradients:
@@ -37,21 +43,26 @@ class ChainGradients:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def __call__(self, network: nn.Module, stack: Stack, out: Tensor) -> None:
+    def __call__(self, objective: Objective, stack: Stack, out: Tensor) -> None:
         """Write the gradient of each task's mean loss into its row of out: (k, p)."""
-        self.together(network, [(stack, out)])
+        self.together(objective, [(stack, out)])
 
     @torch.no_grad()
-    def together(self, network: nn.Module, parts: Sequence[tuple[Stack, Tensor]]) -> None:
-        """The same for several stacks in one pass: they part only where tasks do."""
-        if any(stack.x.ndim != 3 for stack, _ in parts):
-            raise ValueError('gradients="chain" needs inputs (n, features); "batched" takes others')
+    def together(self, objective: Objective, parts: Sequence[tuple[Stack, Tensor]]) -> list[Tensor]:
+        """The same for several stacks in one pass; returns the outputs of each: (k·m, outputs)."""
+        network, transform = objective.network, objective.forward.transform
+        given = [stack.flat_x for stack, _ in parts]
+        if transform is not None:
+            given = [transform(objective.forward.safe(network, x)) for x in given]
+        if any(not isinstance(x, Tensor) or x.ndim != 2 for x in given):
+            raise UnsuitableError(
+                'gradients="chain" needs inputs (n, features); "batched" takes others'
+            )
         weights = parameters(network)
         rows = [rows_by_parameter(out, weights) for _, out in parts]
         blocks = _blocks(network)
-        starts = [0, *accumulate(stack.y.numel() for stack, _ in parts)]
+        starts = [0, *accumulate(map(len, given))]
         spans = [slice(start, stop) for start, stop in pairwise(starts)]
-        given = [stack.x.flatten(0, 1) for stack, _ in parts]
         n = starts[-1]
 
         gave: list[Tensor] = []  # what each block gave, for all parts
@@ -63,20 +74,22 @@ class ChainGradients:
                 for x, span in zip(given, spans, strict=True):
                     _linear(layer, x, y[span])
             gave.append(y.relu_() if relu else y)
-        grad = self._buffer("slopes", gave[-1], n, gave[-1].shape[1])
-        for (stack, _), span in zip(parts, spans, strict=True):
-            stack.slopes(gave[-1][span].unflatten(0, stack.y.shape), grad[span])
+        outputs = [gave[-1][span] for span in spans]
+        grad = self._buffer("outputs' gradient", gave[-1], n, gave[-1].shape[1])
+        for (stack, _), z, span in zip(parts, outputs, spans, strict=True):
+            objective.criterion.outputs_gradient(z, stack, grad[span])
         for number, (layer, relu) in reversed(list(enumerate(blocks))):
             if relu:  # nothing flows back where ReLU gave zero
                 torch.ops.aten.threshold_backward.grad_input(grad, gave[number], 0, grad_input=grad)
             for i, ((stack, _), span) in enumerate(zip(parts, spans, strict=True)):
                 x = gave[number - 1][span] if number else given[i]
                 own = {name: rows[i][w] for name, w in layer.named_parameters()}
-                k_m = stack.y.shape
-                linear(layer, x.unflatten(0, k_m), grad[span].unflatten(0, k_m), own, 0)
+                room = stack.room
+                linear(layer, x.unflatten(0, room), grad[span].unflatten(0, room), own, 0)
             if number:
                 below = self._buffer(("grad", number), grad, n, layer.in_features)
                 grad = torch.mm(grad, layer.weight, out=below)
+        return outputs
 
     def _buffer(self, key: object, like: Tensor, n: int, width: int) -> Tensor:
         if like.is_cuda:  # its allocator keeps what is freed, and a graph has a pool of its own
@@ -97,7 +110,8 @@ def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> None:
 def _blocks(network: nn.Module) -> list[tuple[nn.Linear, bool]]:
     """The linear layers, each with whether a ReLU follows."""
     blocks: list[tuple[nn.Linear, bool]] = []
-    for layer in network.children():
+    assert isinstance(network, nn.Sequential)
+    for layer in network:  # children() would leave out a ReLU that is used again
         if isinstance(layer, nn.Linear):
             blocks.append((layer, False))
         else:
@@ -108,7 +122,3 @@ def _blocks(network: nn.Module) -> list[tuple[nn.Linear, bool]]:
 def _kind(layer: nn.Module) -> type[nn.Module] | None:
     kinds: Sequence[type[nn.Module]] = (nn.Linear, nn.ReLU)
     return next((kind for kind in kinds if type(layer).forward is kind.forward), None)
-
-
-def _all_parameters(network: nn.Module) -> list[nn.Parameter]:
-    return [w for layer in network.modules() for w in layer.parameters(recurse=False)]

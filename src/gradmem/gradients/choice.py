@@ -1,131 +1,158 @@
-"""Which way to compute G: the fastest that agrees with the plain loop, found by trying."""
+"""Which way to compute G: the fastest that agrees with the plain loop, found by trying.
+
+Everything is tried on copies of the network: the user's own is not touched.
+"""
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
-from gradmem.gradients.batched import batched_gradients, layer_without_rule
+from gradmem.gradients.batched import UnsuitableError, batched_gradients, layer_without_rule
 from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
-from gradmem.gradients.functional import functional_gradients, is_vectorisable
+from gradmem.gradients.functional import FunctionalGradients, has_module_twice, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
+from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import computing_in
 from gradmem.memory.stack import Stack
+from gradmem.trees import Tree, kind, leaves, take, tree_map
 
-__all__ = ["METHODS", "Method", "as_it_was", "choose", "few_of"]
+__all__ = ["METHODS", "Method", "choose", "few_examples"]
 
-Method = Callable[[nn.Module, Stack, Tensor], None]
+#: Writes the gradient of each task's mean loss into its row of out: (k, p).
+Method = Callable[[Objective, Stack, Tensor], Any]
 
 #: Name → what makes the method, from the fastest to the most general.
 METHODS: dict[str, Callable[[], Method]] = {
     "chain": ChainGradients,
     "batched": lambda: batched_gradients,
-    "func": lambda: functional_gradients,
+    "func": FunctionalGradients,
     "loop": lambda: loop_gradients,
 }
 
 
-def choose(network: nn.Module, few: Stack, precision: str = "fp32") -> str:
+def choose(objective: Objective, few: Stack, precision: str = "fp32") -> str:
     """The fastest method that gives what the loop gives on a few memories of two tasks."""
+    if objective.own_loss is not None:
+        return "loop"  # a loss of a batch as a whole has no outputs that others could use
+    network = objective.network
     usable = {
-        "chain": is_chain(network) and few.x.ndim == 3 and precision != "bf16",
+        "chain": is_chain(network) and precision != "bf16",
         "batched": layer_without_rule(network) is None,
-        "func": True,
+        "func": not has_module_twice(network),
     }
-    with as_it_was(network), computing_in("fp32", few.x.device):
-        if not is_vectorisable(network, few.x[0]):
+    device = leaves(few.x)[0].device
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), computing_in("fp32", device):
+        try:
+            copied = objective.copied()
+        except Exception:
+            return "loop"  # it cannot be copied, so nothing can be tried
+        _stop_dropout(copied.network)
+        if not is_vectorisable(copied.copied(), take(few.x, slice(1))):
             return "loop"
-        network, few, expected = _reference(network, few)
-        tolerance = 1e-3 if expected[0].dtype != torch.float64 else 1e-6
+        tried, few, expected = _reference(copied, few)
+        tolerance = 1e-6 if expected[0].dtype == torch.float64 else 1e-3
         for name in (name for name, fits in usable.items() if fits):
-            try:
-                found = _result(METHODS[name](), network, few)
-            except Exception:
-                continue
-            pairs = zip(found, expected, strict=True)
-            if all(_are_close(one, other, tolerance) for one, other in pairs):
+            found = _attempt(name, tried, few)
+            if found is not None and all(
+                _are_close(one, other, tolerance)
+                for one, other in itertools.zip_longest(found, expected)
+            ):
                 return name
     return "loop"
 
 
+def _attempt(name: str, objective: Objective, few: Stack) -> list[Tensor] | None:
+    """What a method gives; None if it cannot be used, which is said where it is not expected."""
+    try:
+        return _result(METHODS[name](), objective, few)
+    except UnsuitableError:
+        return None
+    except Exception as error:
+        in_place = isinstance(error, RuntimeError) and "in-place" in str(error)
+        if name != "func" and not in_place:  # vmap cannot follow everything
+            kinds = {type(part).__name__ for part in objective.network.modules()}
+            warnings.warn(
+                f'gradients="{name}" failed on a network of {", ".join(sorted(kinds))} and is not '
+                f"used: {error!r}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
+
+
 def _are_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if found is None or expected is None:
+        return False
     if not expected.is_floating_point() or not expected.numel():
         return torch.equal(found, expected)
     largest = float(expected.abs().max())
     return torch.allclose(found, expected, rtol=tolerance, atol=0.1 * tolerance * largest)
 
 
-def _reference(network: nn.Module, few: Stack) -> tuple[nn.Module, Stack, list[Tensor]]:
-    """The loop's result and what it was computed from: a copy in double precision, if there can be.
+def _reference(objective: Objective, few: Stack) -> tuple[Objective, Stack, list[Tensor]]:
+    """The loop's result and what it was computed from: in double precision, if there can be.
 
     In single precision a deep network's gradients may differ by rounding alone: a ReLU whose input
     is next to zero is on one side for one method and on the other for another.
     """
     try:
-        double = copy.deepcopy(network).double()
-        x = few.x.double() if few.x.is_floating_point() else few.x
-        exact = Stack(x, few.y, few.counts, few.masks)
+        double = objective.copied()
+        double.network.double()
+        x, y = (tree_map(_doubled, tree) for tree in (few.x, few.y))
+        exact = Stack(x, y, few.counts, few.masks, tasks=few.tasks)
         return double, exact, _result(loop_gradients, double, exact)
     except Exception:
-        return network, few, _result(loop_gradients, network, few)
+        return objective, few, _result(loop_gradients, objective, few)
 
 
-def few_of(stacks: list[Stack]) -> Stack | None:
+def _doubled(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
+def few_examples(stacks: list[Stack]) -> Stack | None:
     """A few examples of two tasks with inputs of one kind: enough to tell right from wrong.
 
     One task would not be: a network whose examples influence each other goes unnoticed then.
     """
     ends = [part for stack in stacks for part in (stack[:1], stack[-1:])]
     for first, second in itertools.combinations(ends, 2):
-        same = first.x.shape[2:] == second.x.shape[2:]
-        if not same or second.x.data_ptr() == first.x.data_ptr():
+        if kind(_examples(first)) != kind(_examples(second)) or first.key == second.key:
             continue
         n = min(3, *first.counts, *second.counts)
+        filled = (slice(None), slice(n))
         x, y = (
-            torch.cat([a[:, :n], b[:, :n]]) for a, b in ((first.x, second.x), (first.y, second.y))
+            tree_map(lambda *pair: torch.cat(pair), take(one, filled), take(other, filled))
+            for one, other in ((first.x, second.x), (first.y, second.y))
         )
-        masks = (
-            None
-            if first.masks is None or second.masks is None
-            else (torch.cat([first.masks, second.masks]))
-        )
-        return Stack(x, y, (n, n), masks)
+        masks = None
+        if first.masks is not None and second.masks is not None:
+            masks = torch.cat([first.masks, second.masks])
+        return Stack(x, y, (n, n), masks, tasks=first.tasks + second.tasks)
     return None
 
 
-def _result(method: Method, network: nn.Module, stack: Stack) -> list[Tensor]:
-    """G, and what becomes of the network's buffers; they are put back."""
-    weights = parameters(network)
+def _examples(stack: Stack) -> Tree:
+    return take(stack.x, 0), take(stack.y, 0)
+
+
+def _result(method: Method, objective: Objective, stack: Stack) -> list[Tensor]:
+    """G, and what becomes of the buffers of a copy of the network."""
+    copied = objective.copied()
+    weights = parameters(copied.network)
     out = weights[0].new_empty((len(stack), sum(w.numel() for w in weights)))
-    with as_it_was(network):
-        method(network, stack, out)
-        return [out, *(buffer.clone() for buffer in network.buffers())]
+    method(copied, stack, out)
+    return [out, *(buffer.detach().clone() for buffer in copied.network.buffers())]
 
 
-@contextmanager
-def as_it_was(network: nn.Module) -> Iterator[None]:
-    """Try something out: no dropout, and buffers and random numbers are put back afterwards."""
-    buffers: list[tuple[Tensor, Tensor]] = [(b, b.clone()) for b in network.buffers()]
-    dropouts: list[Any] = [
-        part
-        for part in network.modules()
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.training
-    ]
-    for part in dropouts:
-        part.training = False
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for part in dropouts:
-            part.training = True
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+def _stop_dropout(network: nn.Module) -> None:
+    for part in network.modules():
+        if isinstance(part, _DropoutNd):
+            part.training = False

@@ -9,21 +9,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["move", "normalise", "normalise_back", "softmax_slopes"]
+__all__ = ["move", "normalise", "normalise_back", "softmax_gradient"]
 
 
-def softmax_slopes(logits: Tensor, y: Tensor, shares: Tensor, out: Tensor) -> None:
+def softmax_gradient(logits: Tensor, y: Tensor, shares: Tensor, out: Tensor) -> None:
     """Write (softmax(logits) − onehot(y)) · shares into out: (n, classes); y and shares: (n,)."""
     n, classes = logits.shape
     size = triton.next_power_of_2(classes)
     rows = max(1, 1024 // size)
-    _softmax_slopes[(triton.cdiv(n, rows),)](
+    _softmax_gradient[(triton.cdiv(n, rows),)](
         logits, y, shares, out, n, classes, logits.stride(0), ROWS=rows, SIZE=size
     )
 
 
 @triton.jit
-def _softmax_slopes(
+def _softmax_gradient(
     logits, y, shares, slopes, n, classes, stride, ROWS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 from gradmem.cuda.devices import is_recording
 from gradmem.gradients.batched import layer_without_rule, mixes_examples
 from gradmem.gradients.chain import ChainGradients, is_chain
-from gradmem.gradients.choice import METHODS, Method, as_it_was, choose, few_of
+from gradmem.gradients.choice import METHODS, Method, choose, few_examples
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.loop import loop_gradients
+from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import PRECISIONS, computing_in
 from gradmem.memory.stack import Stack
+from gradmem.trees import Tree, leaves, take
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["MemoryGradients"]
@@ -25,8 +28,8 @@ class MemoryGradients:
 
     Parameters
     ----------
-    network
-        Whose loss it is.
+    objective
+        The loss that is differentiated; of a module, its cross-entropy.
     method
         "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
         "func" (torch.func), "loop" (a pass per task), or "auto": the first of them that can be
@@ -42,44 +45,45 @@ class MemoryGradients:
 
     def __init__(
         self,
-        network: nn.Module,
+        objective: Objective | nn.Module,
         method: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
         precision: str = "fp32",
     ) -> None:
-        self.network = network
+        if isinstance(objective, nn.Module):
+            objective = Objective(objective)
+        self.objective = objective
         self.precision = one_of("precision", precision, PRECISIONS)
-        one_of("gradients", method, ["auto", *METHODS])
-        if method == "chain" and not is_chain(network):
-            raise ValueError(
-                'gradients="chain" is for an nn.Sequential of Linear and ReLU whose parameters all '
-                f'learn, got {type(network).__name__}; "auto" finds what fits'
-            )
-        if method == "batched" and (layer := layer_without_rule(network)) is not None:
-            raise ValueError(
-                f'gradients="batched" has no rule for {type(layer).__name__}; "auto" finds a way'
-            )
-        self.method: str | None = None if method == "auto" else method
-        self._automatic = method == "auto"
+        _check_method(one_of("gradients", method, ["auto", *METHODS]), objective)
+        self._asked = method
         self.tasks_per_chunk = (
             None if tasks_per_chunk is None else positive_int("tasks_per_chunk", tasks_per_chunk)
         )
         self.memory_limit = (
             None if memory_limit is None else positive_int("memory_limit", memory_limit)
         )
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Forget what was chosen and measured: the network has other parameters now."""
+        self.method = None if self._asked == "auto" else self._asked
         self._compute: Method | None = None
         self._buffer: Tensor | None = None
-        self._most: int | None = None  # tasks that fit one pass, once a limit was met
+        self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
         self._tried = 1  # tasks in the last pass
-        self._changes = mixes_examples(network)  # the network's buffers, in a pass
+        self._moves_buffers = mixes_examples(self.objective.network)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of parameters that learn, p."""
+        return sum(w.numel() for w in parameters(self.objective.network))
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
-        k = sum(len(stack) for stack in stacks)
-        G = self._rows(k)
+        G = self._rows(sum(len(stack) for stack in stacks))
         compute = self._ready(stacks)
-        with computing_in(self.precision, G.device):
+        with torch.enable_grad(), computing_in(self.precision, G.device):
             start = 0
             for stack in stacks:
                 self._fill(compute, stack, G[start : start + len(stack)])
@@ -87,18 +91,19 @@ class MemoryGradients:
         return G
 
     def with_batch(
-        self, stacks: list[Stack], x: Tensor, y: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """G: (k, p) as above, then g: (p,), the gradient of the mean loss on x: (n, …), y: (n,).
+        self, stacks: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """G: (k, p) as above, then g: (p,) and () of a batch x: (n, …), y: (n, …) of task t.
 
-        `mask`: (classes,) says which outputs count for x, if not all of them.
+        These are the gradient of its mean loss and that loss. `mask`: (classes,) says which outputs
+        count for x, if not all of them.
         """
-        batch = Stack(x[None], y[None], (len(y),), None if mask is None else mask[None])
+        batch = Stack.of_batch(x, y, mask, t)
         k = sum(len(stack) for stack in stacks)
         g = self._rows(1).new_empty((1, self._rows(1).shape[1]))
         # Alone, a batch takes the loop whatever was chosen since: a learner that is put back to its
         # start does what a new one does, to the last bit.
-        alone = self._automatic and not stacks
+        alone = self._asked == "auto" and not stacks
         compute = loop_gradients if alone else self._ready([*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
         if isinstance(compute, ChainGradients) and whole:
@@ -107,25 +112,35 @@ class MemoryGradients:
             outs = torch.split(G, [len(stack) for stack in stacks])
             try:
                 with computing_in(self.precision, g.device):
-                    compute.together(self.network, [*zip(stacks, outs, strict=True), (batch, g)])
-                return G, g[0]
+                    parts = [*zip(stacks, outs, strict=True), (batch, g)]
+                    *_, outputs = compute.together(self.objective, parts)
+                    with torch.no_grad():
+                        loss = self.objective.criterion.mean(outputs, y, mask)
+                return G, g[0], loss
             except torch.cuda.OutOfMemoryError:
                 if is_recording():
                     raise
                 self._shrink(k)
-        G = self(stacks)
-        with computing_in("fp32", g.device):
-            loop_gradients(self.network, batch, g)  # one task: nothing is gained by another way
-        return G, g[0]
+        # The batch goes first, as in a loop of one's own; where running statistics move, it goes
+        # last, so that they end with the newest data.
+        if self._moves_buffers:
+            return self(stacks), *self._batch_alone(batch, g)
+        g, loss = self._batch_alone(batch, g)
+        return self(stacks), g, loss
+
+    def _batch_alone(self, batch: Stack, g: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad(), computing_in("fp32", g.device):
+            (loss,) = loop_gradients(self.objective, batch, g)
+        return g[0], loss
 
     def _ready(self, stacks: list[Stack]) -> Method:
         """The method; it is chosen once there are two tasks to try it on, the loop until then."""
         if self._compute is None:
             if self.method is None:
-                few = few_of(stacks)
+                few = few_examples(stacks)
                 if few is None:
                     return loop_gradients
-                self.method = choose(self.network, few, self.precision)
+                self.method = choose(self.objective, few, self.precision)
             self._compute = METHODS[self.method]()
         return self._compute
 
@@ -137,7 +152,7 @@ class MemoryGradients:
             self._tried = size
             before = self._running_statistics()
             try:
-                compute(self.network, part, out[start : start + len(part)])
+                compute(self.objective, part, out[start : start + len(part)])
             except torch.cuda.OutOfMemoryError:
                 if size == 1 or is_recording():
                     raise
@@ -153,19 +168,20 @@ class MemoryGradients:
 
         On a GPU only: elsewhere nothing is tried again.
         """
-        if not self._changes or not parameters(self.network)[0].is_cuda or is_recording():
+        network = self.objective.network
+        if not self._moves_buffers or not parameters(network)[0].is_cuda or is_recording():
             return []
-        return [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        return [(buffer, buffer.clone()) for buffer in network.buffers()]
 
     def _chunk(self, stack: Stack) -> int:
         """How many of the stack's tasks go into one pass."""
-        if self._most is None and self.memory_limit is not None:
-            self._most = max(1, self.memory_limit // bytes_per_task(self.network, stack))
-        limits = (self.tasks_per_chunk, self._most)
+        if self._limit is None and self.memory_limit is not None:
+            self._limit = max(1, self.memory_limit // bytes_per_task(self.objective, stack))
+        limits = (self.tasks_per_chunk, self._limit)
         return min([len(stack), *(limit for limit in limits if limit is not None)])
 
-    def need_less(self) -> bool:
-        """Take fewer tasks at once than in the last pass, if there were several."""
+    def use_less_memory(self) -> bool:
+        """Take fewer tasks at once than in the last pass; False if there was only one."""
         if self._tried > 1:
             self._tried = self._shrink(self._tried)
             return True
@@ -173,27 +189,46 @@ class MemoryGradients:
 
     def _shrink(self, size: int) -> int:
         smaller = max(1, size // 2)
-        if self._most is None:
+        if self._limit is None:
             warnings.warn(
                 f"the gradients of {size} tasks at once do not fit the GPU's memory: computed in "
                 "smaller chunks from here on (tasks_per_chunk sets their size)",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._most = smaller
+        self._limit = smaller
         torch.cuda.empty_cache()
         return smaller
 
     def _rows(self, k: int) -> Tensor:
         if self._buffer is None or len(self._buffer) < k:
-            weights = parameters(self.network)
+            first = parameters(self.objective.network)[0]
             capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
-            self._buffer = weights[0].new_empty((capacity, sum(w.numel() for w in weights)))
+            self._buffer = first.detach().new_empty((capacity, self.n_parameters))
         return self._buffer[:k]
 
 
-def bytes_per_task(network: nn.Module, stack: Stack) -> int:
-    """What autograd keeps of one task's forward pass, and the same again for the way back."""
+def _check_method(method: str, objective: Objective) -> None:
+    """Refuse a method that was asked for by name and does not fit."""
+    network = objective.network
+    if method == "chain" and not is_chain(network):
+        raise ValueError(
+            'gradients="chain" is for an nn.Sequential of Linear and ReLU whose parameters all '
+            f'learn, got {type(network).__name__}; "auto" finds what fits'
+        )
+    if method == "batched" and (layer := layer_without_rule(network)) is not None:
+        raise ValueError(
+            f'gradients="batched" has no rule for {type(layer).__name__}; "auto" finds a way'
+        )
+    if objective.own_loss is not None and method not in ("auto", "loop"):
+        raise ValueError(
+            f'gradients="{method}" works on the loss of outputs, and this learner has a loss() of '
+            'its own: "auto" or "loop"'
+        )
+
+
+def bytes_per_task(objective: Objective, stack: Stack) -> int:
+    """What autograd keeps of one task's forward pass, and the same again for the backward pass."""
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -201,11 +236,12 @@ def bytes_per_task(network: nn.Module, stack: Stack) -> int:
         seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    owned = {w.untyped_storage().data_ptr() for w in network.parameters()}
-    with (
-        as_it_was(network),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-    ):
-        network(stack.x[0])
-    owned.add(stack.x.untyped_storage().data_ptr())
+    copied = objective.copied()
+    x = take(stack.x, 0)
+    owned = {w.untyped_storage().data_ptr() for w in copied.network.parameters()}
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        copied.outputs(x)  # the first pass is on a copy of x
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            copied.outputs(x)
+    owned |= {leaf.untyped_storage().data_ptr() for leaf in leaves(x)}
     return max(1, 2 * sum(size for pointer, size in seen.items() if pointer not in owned))

@@ -1,7 +1,12 @@
-"""G by `torch.func`: the gradient of one task's loss, vectorised over tasks."""
+"""G by `torch.func`: the gradient of one task's loss, vectorised over tasks.
+
+Nothing is ever done to the user's own module: `functional_call` and `vmap` work on a twin, whose
+modules are copies and whose parameters and buffers are the network's own tensors.
+"""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -11,54 +16,83 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients.flat import parameters
+from gradmem.gradients.objective import Objective
 from gradmem.memory.stack import Stack
+from gradmem.trees import Tree
 
-__all__ = ["functional_gradients"]
+__all__ = ["FunctionalGradients", "has_module_twice", "is_vectorisable"]
 
 
-def functional_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
-    """Write the gradient of each task's mean loss into its row of out: (k, p).
+class FunctionalGradients:
+    """For modules without a rule.
 
-    For modules without a rule. Raises where vmap cannot follow: data-dependent control flow,
-    buffers that change (batch statistics).
+    Raises where vmap cannot follow: data-dependent control flow, buffers that change (batch
+    statistics).
     """
-    weights = parameters(network)
-    # One name per parameter: a tied one has several, and functional_call ties them again.
-    named = {name: w.detach() for name, w in network.named_parameters() if w.requires_grad}
-    assert len(named) == len(weights)
 
-    def loss(tensors: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-        logits = functional_call(network, tensors, (x,))
-        one = Stack(x[None], y[None], (len(y),), None if mask is None else mask[None])
-        return one.losses(logits[None]).sum()
+    def __init__(self) -> None:
+        self._twin: nn.Module | None = None
+        self._modules: list[int] = []
 
-    start = 0
-    for part in stack.level():
-        dims: tuple[Any, ...] = (None, 0, 0, None if part.masks is None else 0)
-        per_task = vmap(grad(loss), in_dims=dims, randomness="different")
-        grads = per_task(named, part.x, part.y, part.masks)
-        rows = [grads[name].flatten(1) for name in named]
-        torch.cat(rows, dim=1, out=out[start : start + len(part)])
-        start += len(part)
+    def __call__(self, objective: Objective, stack: Stack, out: Tensor) -> None:
+        """Write the gradient of each task's mean loss into its row of out: (k, p)."""
+        network = objective.network
+        twin = self._twin_of(network)
+        # One name per parameter: a tied one has several, and functional_call ties them again.
+        named = {name: w.detach() for name, w in network.named_parameters() if w.requires_grad}
+        fixed = {name: w.detach() for name, w in network.named_parameters() if name not in named}
+        fixed |= {name: buffer.clone() for name, buffer in network.named_buffers()}
+        assert len(named) == len(parameters(network))
+
+        transform = objective.forward.transform or (lambda x: x)
+
+        def loss(tensors: dict[str, Tensor], x: Tree, y: Tree, mask: Tensor | None) -> Tensor:
+            outputs = functional_call(twin, tensors | fixed, (transform(x),))
+            return objective.criterion.mean(outputs, y, mask)
+
+        start = 0
+        for part in stack.level():
+            dims: tuple[Any, ...] = (None, 0, 0, None if part.masks is None else 0)
+            per_task = vmap(grad(loss), in_dims=dims, randomness="different")
+            grads = per_task(named, objective.forward.safe(network, part.x), part.y, part.masks)
+            rows = [grads[name].flatten(1) for name in named]
+            torch.cat(rows, dim=1, out=out[start : start + len(part)])
+            start += len(part)
+
+    def _twin_of(self, network: nn.Module) -> nn.Module:
+        modules = [id(part) for part in network.modules()]
+        if self._twin is None or modules != self._modules:
+            tensors: list[Any] = [*network.parameters(), *network.buffers()]
+            self._twin = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
+            self._modules = modules
+        for mine, theirs in zip(self._twin.modules(), network.modules(), strict=True):
+            mine.training = theirs.training
+        return self._twin
 
 
-def is_vectorisable(network: nn.Module, x: Tensor) -> bool:
-    """Whether vmap can follow the forward pass on x: (n, …): no control flow depends on data."""
+def has_module_twice(network: nn.Module) -> bool:
+    """Whether a module has several names: functional_call does not put such a one back right."""
+    names = sum(1 for _ in network.named_modules(remove_duplicate=False))
+    return names > sum(1 for _ in network.modules())
+
+
+def is_vectorisable(objective: Objective, x: Tree) -> bool:
+    """Whether vmap can follow the pass on x: (1, n, …): no control flow depends on data.
+
+    The objective's network is used up: it must be a copy.
+    """
     # Batch statistics stop vmap, too, but they are no control flow, and there is a rule for them.
-    normalising = [part for part in network.modules() if isinstance(part, _BatchNorm)]
+    for part in objective.network.modules():
+        if isinstance(part, _BatchNorm):
+            part.forward = _identity  # type: ignore[assignment]
     try:
-        for part in normalising:
-            part.forward = _as_it_is  # type: ignore[assignment]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about operations that vmap does one by one
-            vmap(network, randomness="different")(x[None])
+            vmap(objective.outputs, randomness="different")(x)
     except Exception:
         return False
-    finally:
-        for part in normalising:
-            part.__dict__.pop("forward", None)
     return True
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradmem.gradients.flat import loss_gradient, parameters
+from gradmem.gradients.objective import Objective
 from gradmem.memory.stack import Stack
+from gradmem.trees import take
 
 __all__ = ["loop_gradients"]
 
 
-def loop_gradients(network: nn.Module, stack: Stack, out: Tensor) -> None:
-    """Write the gradient of each task's mean loss into its row of out: (k, p)."""
-    weights = parameters(network)
+def loop_gradients(objective: Objective, stack: Stack, out: Tensor) -> list[Tensor]:
+    """Write the gradient of each task's mean loss into its row of out: (k, p); the losses."""
+    weights = parameters(objective.network)
+    losses = []
     for i, row in enumerate(out):
         (one,) = stack[i : i + 1].level()
-        logits = network(one.x[0])
-        loss_gradient(one.losses(logits[None]).sum(), weights, out=row)
+        mask = None if one.masks is None else one.masks[0]
+        loss = objective.loss(take(one.x, 0), one.tasks[0], take(one.y, 0), mask)
+        loss_gradient(loss, weights, out=row)
+        losses.append(loss.detach())
+    return losses

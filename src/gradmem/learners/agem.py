@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
-from gradmem.learners.learner import Learner
+from gradmem.learners.learner import Common, Learner
 from gradmem.memory import EpisodicMemory
 from gradmem.projection import Projection
+from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
 
 __all__ = ["AGEM"]
@@ -25,17 +26,17 @@ class AGEM(Learner):
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
         See `Learner`.
+    memory
+        An `EpisodicMemory`, in place of `memories` and `budget`.
     memories
         Examples remembered per task: its last ones.
+    budget
+        Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
     sample
         How many of the other tasks' examples, drawn anew in each step, make the average; all of
         them if None.
-    budget
-        Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
-    graphs
-        On a GPU, whether steps become CUDA graphs.
 
     References
     ----------
@@ -45,44 +46,48 @@ class AGEM(Learner):
     def __init__(
         self,
         network: nn.Module,
-        lr: float = 0.1,
+        *,
+        memory: EpisodicMemory | None = None,
         memories: int = 256,
-        sample: int | None = 256,
         budget: int | None = None,
-        graphs: bool = True,
-        seed: int = 0,
+        sample: int | None = 256,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(network, lr, seed, graphs)
+        super().__init__(network, **common)
+        self.memory = EpisodicMemory(memories, budget) if memory is None else memory
         self.sample = None if sample is None else positive_int("sample", sample)
-        self.memory = EpisodicMemory(memories, budget)
         self.project = Projection()
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
         self.memory.share(len({*self.memory, *tasks}))
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        self.memory.check(x, t)
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
+        self.memory.check(x, t, y)
         others = [k for k in self.memory if k != t]
         remembered = self.memory.sample(others, self.sample, self.masks)
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None, *past: Tensor) -> Any:
+        def step(x: Tree, y: Tree, mask: Tensor | None, *past: Tree) -> tuple[Any, ...]:
             weights = parameters(self.network)
             batches = _cut(past, len(remembered))  # one per kind of inputs
-            n = sum(len(y_k) for _, y_k, *_ in batches)
+            n = sum(size(y_k) for _, y_k, *_ in batches)
             references = [
-                loss_gradient(self.loss(x_k, t, y_k, *mask_k) * (len(y_k) / n), weights)
+                loss_gradient(self.loss(x_k, t, y_k, *mask_k) * (size(y_k) / n), weights)
                 for x_k, y_k, *mask_k in batches
             ]
-            g = loss_gradient(self.loss(x, t, y, mask), weights)
+            loss = self.loss(x, t, y, mask)
+            g = loss_gradient(loss, weights)
+            self.require_finite(loss.detach(), g.sum())
             if references:
                 g_ref = torch.stack(references).sum(0)
                 g = self.project(g, g_ref[None])
             set_gradient(self.network, g)
-            self.optimiser.step()
-            return g
+            self.clip_and_step(self.optimizer)
+            return loss.detach(), g
 
-        self.take(len(remembered), step, x, y, self.mask(t), *chain(*remembered))
-        self.memory.add(x, t, y)
+        inputs = (x, y, self.mask(t), *chain(*remembered))
+        loss = self.take(len(remembered), t, step, *inputs)
+        self.memory.put(x, t, y)
+        return loss
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | self.project.counts()
@@ -97,7 +102,7 @@ class AGEM(Learner):
         self.project.set_counts(state["counts"])
 
 
-def _cut(parts: tuple[Tensor, ...], n: int) -> list[tuple[Tensor, ...]]:
+def _cut(parts: tuple[Tree, ...], n: int) -> list[tuple[Tree, ...]]:
     """Equal shares of what was handed on in one row, `n` of them."""
     size = len(parts) // max(1, n)
     return [parts[i * size : (i + 1) * size] for i in range(n)]

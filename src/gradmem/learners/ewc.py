@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients import parameters
-from gradmem.learners.learner import Learner
-from gradmem.memory import FirstExamples
+from gradmem.learners.learner import Common, Learner
+from gradmem.learners.optimizers import padded
+from gradmem.memory import EpisodicMemory
+from gradmem.trees import Tree, size, take
 from gradmem.validation import non_negative, one_of
 
 __all__ = ["EWC"]
@@ -27,7 +29,7 @@ class EWC(Learner):
 
     Parameters
     ----------
-    network, lr, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
         See `Learner`.
     regularization
         λ ≥ 0.
@@ -49,36 +51,38 @@ class EWC(Learner):
     def __init__(
         self,
         network: nn.Module,
-        lr: float = 0.1,
+        *,
         regularization: float = 100.0,
         memories: int = 256,
         fisher: str = "batch",
-        seed: int = 0,
-        graphs: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(network, lr, seed, graphs)
+        super().__init__(network, **common)
         self.regularization = non_negative("regularization", regularization)
         self.fisher = one_of("fisher", fisher, self.FISHERS)
-        self.memory = FirstExamples(memories)
+        self.memory = EpisodicMemory(memories, keep="first")
         self.task: Hashable | None = None
         self.weights: list[Tensor] = [*parameters(network)]
         self.curvature = [torch.zeros_like(w) for w in self.weights]  # Σ Fₖ
         self.weighted = [torch.zeros_like(w) for w in self.weights]  # Σ Fₖθₖ
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         if self.task is not None and t != self.task:
             self.consolidate()
-        self.memory.check(x, t)
+        self.memory.check(x, t, y)
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-            self.optimiser.zero_grad()
-            self.loss(x, t, y, mask).backward()
+        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
+            self.optimizer.zero_grad()
+            loss = self.loss(x, t, y, mask)
+            loss.backward()
             self._add_penalty()
-            self.optimiser.step()
+            self.descend(loss, self.optimizer)
+            return (loss.detach(),)
 
-        self.take("any task", step, x, y, self.mask(t))
-        self.memory.add(x, t, y)
+        loss = self.take("any task", t, step, x, y, self.mask(t))
+        self.memory.put(x, t, y)
         self.task = t
+        return loss
 
     @torch.no_grad()
     def _add_penalty(self) -> None:
@@ -102,21 +106,38 @@ class EWC(Learner):
         ):
             curvature += F
             weighted += F * w
-        self.memory = FirstExamples(self.memory.memories)
+        self.memory = EpisodicMemory(self.memory.memories, keep="first")
 
     @torch.enable_grad()
-    def _information(self, x: Tensor, y: Tensor) -> list[Tensor]:
+    def _information(self, x: Tree, y: Tree) -> list[Tensor]:
         """The diagonal of the Fisher information at x, y, shaped as the parameters."""
-        batches = [(x, y)] if self.fisher == "batch" else zip(x[:, None], y[:, None], strict=True)
+        n = size(y)
+        ones = [slice(i, i + 1) for i in range(n)]
+        batches = [slice(n)] if self.fisher == "batch" else ones
         squares = [torch.zeros_like(w) for w in self.weights]
-        for x_i, y_i in batches:
-            with _no_batch_of_one(self.network, x_i):
+        for some in batches:
+            with _running_statistics_for_one(self.network, size(take(y, some))):
+                x_i, y_i = take(x, some), take(y, some)
                 loss = self.loss(x_i, self.task, y_i, self.mask(self.task))
             grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
             for total, grad in zip(squares, grads, strict=True):
                 if grad is not None:
                     total += grad.square()
-        return squares if self.fisher == "batch" else [total / len(y) for total in squares]
+        return squares if self.fisher == "batch" else [total / n for total in squares]
+
+    def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
+        """Sums of widened parameters are padded with zeros; those of new ones begin at zero."""
+        places = {id(w): i for i, w in enumerate(self.weights)}
+
+        def moved(sums: list[Tensor]) -> list[Tensor]:
+            found = [places.get(id(w), places.get(id(old))) for w, old in weights]
+            return [
+                torch.zeros_like(w) if i is None else padded(sums[i], w.shape)
+                for (w, _), i in zip(weights, found, strict=True)
+            ]
+
+        self.curvature, self.weighted = moved(self.curvature), moved(self.weighted)
+        self.weights = [w for w, _ in weights]
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {
@@ -136,10 +157,10 @@ class EWC(Learner):
 
 
 @contextmanager
-def _no_batch_of_one(network: nn.Module, x: Tensor) -> Iterator[None]:
+def _running_statistics_for_one(network: nn.Module, n: int) -> Iterator[None]:
     """One example has no batch statistics: it is normalised by the running ones."""
     parts = [part for part in network.modules() if isinstance(part, _BatchNorm) and part.training]
-    for part in parts if len(x) == 1 else ():
+    for part in parts if n == 1 else ():
         part.training = False
     try:
         yield

@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
-from typing import Any
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from gradmem.gradients import MemoryGradients, set_gradient
-from gradmem.learners.learner import Learner
+from gradmem.gradient_memory import GradientMemory
+from gradmem.gradients import Objective, set_gradient
+from gradmem.learners.learner import Common, Learner, weak_loss
 from gradmem.memory import EpisodicMemory
-from gradmem.projection import Projection
+from gradmem.trees import Tree
 
 __all__ = ["GEM"]
 
 
 class GEM(Learner):
-    """A single predictor whose gradient is projected so that no remembered task's loss rises.
+    """A single predictor whose steps are projected so that no remembered task's loss rises.
 
     Every observed task but the current one is a constraint, also when the current one comes back.
 
     That holds to first order, and so for a small rate, with margin 0 or the rule "floor"; the rule
-    "shift" adds γ to all of the dual's solution and can let a loss rise a little. With batch norm
-    it is about the network as it learns, normalising each task's memories by themselves; the
-    running statistics that predictions use move all the time. A task's inputs have one shape.
+    "shift" adds γ to all of the dual's solution and can let a loss rise a little. With another
+    optimizer than plain SGD it holds with `constrain="update"`. With batch norm it is about the
+    network as it learns, normalising each task's memories by themselves; the running statistics
+    that predictions use move all the time. A task's inputs have one shape.
 
     Parameters
     ----------
-    network, lr, seed
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
         See `Learner`.
+    memory
+        An `EpisodicMemory`, in place of `memories` and `budget`.
     memories
         Examples remembered per task: its last ones.
-    margin
-        γ ≥ 0, the paper's memory strength (see `project`).
     budget
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+    margin
+        γ ≥ 0, the paper's memory strength (see `project`).
     margin_rule
         "shift" or "floor" (see `project`).
+    constrain
+        "gradient" (the paper's) or "update": what is projected (see `GradientMemory`).
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed, bounds on the memory that takes, and their
         precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
         which is in use.
-    graphs
-        On a GPU, whether steps become CUDA graphs, one per number of past tasks.
 
     Examples
     --------
     >>> import torch, gradmem as gm
     >>> learner = gm.GEM(gm.mlp([2, 8, 2]), lr=0.1, memories=5)
     >>> for t in ("first", "second"):
-    ...     learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+    ...     loss = learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
     >>> x, y = learner.memory["first"]
     >>> x.shape, y.shape
     (torch.Size([5, 2]), torch.Size([5]))
@@ -62,59 +66,72 @@ class GEM(Learner):
     def __init__(
         self,
         network: nn.Module,
-        lr: float = 0.1,
+        *,
+        memory: EpisodicMemory | None = None,
         memories: int = 256,
-        margin: float = 0.5,
         budget: int | None = None,
+        margin: float = 0.5,
         margin_rule: str = "shift",
+        constrain: str = "gradient",
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
         precision: str = "fp32",
-        graphs: bool = True,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(network, lr, seed, graphs)
-        self.project = Projection(margin, margin_rule)
-        self.memory = EpisodicMemory(memories, budget)
-        self.memory_gradients = MemoryGradients(
-            network, gradients, tasks_per_chunk, memory_limit, precision
+        super().__init__(network, **common)
+        self.memory = EpisodicMemory(memories, budget) if memory is None else memory
+        own_loss = weak_loss(self) if self.has_own_loss else None
+        self.constraints = GradientMemory(
+            network,
+            margin=margin,
+            margin_rule=margin_rule,
+            constrain=constrain,
+            memory=self.memory,
+            objective=Objective(network, self.criterion, self.passes, own_loss),
+            gradients=gradients,
+            tasks_per_chunk=tasks_per_chunk,
+            memory_limit=memory_limit,
+            precision=precision,
         )
-        self.graphed.need_less = self.memory_gradients.need_less
+        self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
         self.memory.share(len({*self.memory, *tasks}))
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        self.memory.check(x, t)
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
+        self.memory.check(x, t, y)
         past = self.memory.others(t, self.masks)
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> Any:
-            G, g = self.memory_gradients.with_batch(past, x, y, mask)
-            self.require_finite(g.sum())
-            g_tilde = self.project(g, G)  # equation 12
-            set_gradient(self.network, g_tilde)
-            self.optimiser.step()
-            return past, G, g_tilde
+        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
+            G, g, loss = self.constraints.engine.with_batch(past, x, t, y, mask)
+            self.require_finite(loss, g.sum())
+            set_gradient(self.network, g)
+            with self.constraints.constrained(past, G, g):  # equation 12
+                self.clip_and_step(self.optimizer)
+            return loss, past, G, g
 
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
-        self.take(tuple(stack.key for stack in past), step, x, y, self.mask(t))
-        self.memory.add(x, t, y)  # at the end: what could not be learned is not remembered
+        loss = self.take(tuple(stack.key for stack in past), t, step, x, y, self.mask(t))
+        self.memory.put(x, t, y)  # at the end: what could not be learned is not remembered
+        return loss
 
     @property
     def gradients(self) -> str:
         """How the gradients at the memories are computed: chain, batched, func, loop."""
-        return self.memory_gradients.method or "auto"
+        return self.constraints.engine.method or "auto"
 
     def statistics(self) -> dict[str, Any]:
-        computed = {"gradients": self.gradients, "precision": self.memory_gradients.precision}
-        return super().statistics() | self.project.counts() | computed
+        engine = self.constraints.engine
+        computed = {"gradients": self.gradients, "precision": engine.precision}
+        return super().statistics() | self.constraints.project.counts() | computed
+
+    def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
+        self.constraints.follow_model()
 
     def get_state(self) -> dict[str, Any]:
-        counts = self.project.counts()
-        return super().get_state() | {"memory": self.memory.state_dict(), "counts": counts}
+        return super().get_state() | self.constraints.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.memory.load_state_dict(state["memory"], self.device)
-        self.project.set_counts(state["counts"])
+        self.constraints.load_state_dict(state)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradmem.learners.learner import Learner
-from gradmem.memory.stack import masked
+from gradmem.gradients import masked
+from gradmem.learners.learner import Common, Learner
+from gradmem.trees import Tree, concatenate, kind, leaves, size, take, to, tree_map
 from gradmem.validation import non_negative, positive_int
 
 __all__ = ["ICaRL"]
@@ -34,7 +35,7 @@ class ICaRL(Learner):
 
     Parameters
     ----------
-    network, lr, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
         See `Learner`. An example's features are what goes into the linear layer that comes last as
         the network computes; the outputs, if there is none. All inputs have one shape.
     distillation
@@ -64,114 +65,129 @@ class ICaRL(Learner):
     def __init__(
         self,
         network: nn.Module,
-        lr: float = 0.1,
+        *,
         distillation: float = 1.0,
         budget: int = 5120,
         rehearsed: int = 32,
         candidates: int = 5000,
-        seed: int = 0,
-        graphs: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(network, lr, seed, graphs)
+        super().__init__(network, **common)
+        if not self.criterion.is_cross_entropy:
+            raise ValueError(
+                f"ICaRL is for classes, and its loss cross-entropy; got {self.criterion}"
+            )
         self.distillation = non_negative("distillation", distillation)
         self.budget = positive_int("budget", budget)
         self.rehearsed = positive_int("rehearsed", rehearsed)
         self.candidates = positive_int("candidates", candidates)
         self.task: Hashable | None = None
-        self.new: list[tuple[Tensor, Tensor]] = []  # the current task's last examples
-        self.kept: dict[int, Tensor] = {}  # class → exemplars, the most telling first
+        self.new: list[tuple[Tree, Tensor]] = []  # the current task's last examples
+        self.kept: dict[int, Tree] = {}  # class → exemplars, the most telling first
         self.answers: dict[int, Tensor] = {}  # class → what the network gave for them
         self.task_of: dict[int, Hashable] = {}  # class → the task that brought it last
         self._old: _Old | None = None
-        self._prototypes: tuple[int, dict[int, Tensor], Tensor] | None = None
+        self._prototypes: tuple[int, dict[int, Tree], Tensor] | None = None
 
-    def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         super().check(x, t, y)
+        if y.ndim != 1:
+            raise ValueError(f"y must be class ids (n,), got {tuple(y.shape)}")
         for known in [*self.kept.values(), *(old for old, _ in self.new)][:1]:
-            if (known.shape[1:], known.dtype) != (x.shape[1:], x.dtype):
+            if kind(known) != kind(x):
                 raise ValueError(
-                    f"x must be like what was observed before, {tuple(known.shape[1:])} and "
-                    f"{known.dtype} each, got {tuple(x.shape[1:])} and {x.dtype}"
+                    f"x must be like what was observed before, {kind(known)}, got {kind(x)}"
                 )
-
-    def check_labels(self, t: Hashable, y: Tensor) -> None:
-        super().check_labels(t, y)
         self.check_all([t], y.tolist())
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
         current = [labels.tolist() for _, labels in self.new]
         self._share(len({*self.kept, *classes, *chain(*current)}))
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         if self.task is not None and t != self.task:
             self.consolidate()
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> None:
-            self.optimiser.zero_grad()
-            self._loss(x, y, mask, *old).backward()
-            self.optimiser.step()
+        def step(x: Tree, y: Tree, mask: Tensor | None, *old: Any) -> tuple[Tensor]:
+            self.optimizer.zero_grad()
+            loss = self._distilled_loss(x, t, y, mask, *old) if old else self.loss(x, t, y, mask)
+            loss.backward()
+            self.descend(loss, self.optimizer)
+            return (loss.detach(),)
 
-        self.take("any task", step, x, y, self.mask(t), *self._drawn())
+        loss = self.take("any task", t, step, x, y, self.mask(t), *self._drawn())
         self._remember(x, y)
         self.task = t
+        return loss
 
-    def _loss(self, x: Tensor, y: Tensor, mask: Tensor | None, *old: Any) -> Tensor:
+    def _distilled_loss(
+        self,
+        x: Tree,
+        t: Hashable,
+        y: Tree,
+        mask: Tensor | None,
+        old_x: Tree,
+        answers: Tensor,
+        masks: Tensor | None,
+        share: Tensor,
+    ) -> Tensor:
         """The loss at new examples, and of earlier tasks the mean divergence of answers, summed up.
 
-        `old` are exemplars, what the network once gave for them, which outputs that concerns, and
-        the number of their tasks.
+        `old_x` are exemplars, `answers` what the network once gave for them, `masks` which outputs
+        that concerns, and `share` the number of their tasks.
         """
-        if not old:
-            loss = F.cross_entropy(masked(self.network(x), mask), y)
+        if self.has_own_loss:
+            loss, again = self.loss(x, t, y, mask), self.passes(self.network, old_x)
         else:
-            old_x, answers, masks, share = old
-            new, again = self.network(torch.cat([x, old_x])).split([len(x), len(old_x)])
-            loss = F.cross_entropy(masked(new, mask), y)
-            before, now = (masked(z, masks).log_softmax(1) for z in (answers, again))
-            change = (before - now).masked_fill(before.isinf(), 0.0)  # masked outputs: ∞ − ∞
-            divergence = (before.exp() * change).sum(1)
-            loss = loss + self.distillation * share * divergence.mean()
-        self.require_finite(loss.detach())
-        return loss
+            outputs: Tensor = self.passes(self.network, concatenate([x, old_x]))
+            new, again = outputs.split([size(x), size(old_x)])
+            loss = self.criterion.mean(new, y, mask)
+        before, now = (masked(z, masks).log_softmax(1) for z in (answers, again))
+        change = (before - now).masked_fill(before.isinf(), 0.0)  # masked outputs: ∞ − ∞
+        divergence = (before.exp() * change).sum(1)
+        total: Tensor = loss + self.distillation * share * divergence.mean()
+        return total
 
     @torch.no_grad()
     def consolidate(self) -> None:
         """The task is over: its classes leave exemplars, and the network's answers are noted."""
         self.task_of = self.task_of | dict.fromkeys(self._candidates(), self.task)
-        self.kept = {y: x.clone() for y, x in self.exemplars().items()}  # not views of more
-        logits, _ = self._features(torch.cat([*self.kept.values()]))
-        sizes = [len(x) for x in self.kept.values()]
+        # clones: they would be views of more
+        self.kept = {y: tree_map(Tensor.clone, x) for y, x in self.exemplars().items()}
+        logits, _ = self._features(concatenate([*self.kept.values()]))
+        sizes = [size(x) for x in self.kept.values()]
         self.answers = dict(zip(self.kept, logits.split(sizes), strict=True))
         self.new, self._old = [], None
 
-    def exemplars(self) -> Mapping[int, Tensor]:
+    def exemplars(self) -> Mapping[int, Tree]:
         """Class → exemplars, (n, …), as they would be kept if the current task were over."""
         return self._known()[0]
 
-    def scores(self, x: Tensor, t: Hashable | None) -> Tensor:
+    def scores(self, x: Tree, t: Hashable | None) -> Tensor:
         """Minus the distance to each class's mean; the network's own scores where there is none."""
         exemplars, means = self._known()
         logits, features = self._features(x)
         own = self.outputs.get(t, range(logits.shape[1])) if t is not None else [*exemplars]
         places = [i for i, y in enumerate(exemplars) if y in own]
         if not places:
-            return masked(logits, self.mask(t))
+            own_logits: Tensor = masked(logits, self.mask(t))
+            return own_logits
         scores = torch.full_like(logits, float("-inf"))
         scores[:, [y for y in exemplars if y in own]] = -torch.cdist(features, means[places])
         return scores
 
     @torch.no_grad()
-    def _known(self) -> tuple[dict[int, Tensor], Tensor]:
+    def _known(self) -> tuple[dict[int, Tree], Tensor]:
         """Exemplars of every class seen so far and their mean features, until the next step."""
         if self._prototypes is None or self._prototypes[0] != self.steps:
             exemplars, candidates = dict(self.kept), self._candidates()
             m = self._share(len({*exemplars, *candidates}))
             for y, x in candidates.items():
                 if y in exemplars:  # a class that came back
-                    candidates[y] = distinct(torch.cat([exemplars[y], x]))
+                    candidates[y] = distinct(concatenate([exemplars[y], x]))
             for y, features in self._features_of(candidates).items():
-                exemplars[y] = candidates[y][herd(features, m)]
-            exemplars = {y: x[:m] for y, x in exemplars.items()}
+                exemplars[y] = take(candidates[y], herd(features, m))
+            exemplars = {y: take(x, slice(m)) for y, x in exemplars.items()}
             means = [own.mean(0) for own in self._features_of(exemplars).values()]
             together = F.normalize(torch.stack(means), dim=1) if means else torch.empty(0)
             self._prototypes = self.steps, exemplars, together
@@ -186,28 +202,29 @@ class ICaRL(Learner):
             )
         return share
 
-    def _remember(self, x: Tensor, y: Tensor) -> None:
-        self.new.append((x.clone(), y.clone()))  # they may be parts of something larger
+    def _remember(self, x: Tree, y: Tensor) -> None:
+        self.new.append((tree_map(Tensor.clone, x), y.clone()))  # parts of something larger
         n = sum(len(labels) for _, labels in self.new)
         while n - len(self.new[0][1]) >= self.candidates:
             n -= len(self.new.pop(0)[1])
 
-    def _candidates(self) -> dict[int, Tensor]:
+    def _candidates(self) -> dict[int, Tree]:
         """The current task's examples by class, each once however often it was observed."""
         if not self.new:
             return {}
-        x, y = (torch.cat(parts)[-self.candidates :] for parts in zip(*self.new, strict=True))
-        return {one: distinct(x[y == one]) for one in y.unique().tolist()}
+        last = slice(-self.candidates, None)
+        x, y = (take(concatenate(parts), last) for parts in zip(*self.new, strict=True))
+        return {one: distinct(take(x, y == one)) for one in y.unique().tolist()}
 
-    def _drawn(self) -> Sequence[Tensor | None]:
+    def _drawn(self) -> Sequence[Tree | None]:
         """Some exemplars of earlier tasks, from a class as often as from any other."""
         if not self.kept or not self.distillation:
             return ()
         if self._old is None:
-            counts = torch.tensor([len(x) for x in self.kept.values()])
+            counts = torch.tensor([size(x) for x in self.kept.values()])
             tasks = [self.task_of[y] for y in self.kept]
             self._old = _Old(
-                x=torch.cat([*self.kept.values()]),
+                x=concatenate([*self.kept.values()]),
                 answers=torch.cat([*self.answers.values()]),
                 masks=self.masks(tasks),
                 share=torch.tensor(float(len({*tasks})), device=self.device),
@@ -222,17 +239,17 @@ class ICaRL(Learner):
             drawn = drawn.pin_memory()  # or the copy would wait for the GPU
         of_class, of_all = drawn.to(self.device, non_blocking=True)
         masks = None if old.masks is None else old.masks[of_class]
-        return old.x[of_all], old.answers[of_all], masks, old.share
+        return take(old.x, of_all), old.answers[of_all], masks, old.share
 
-    def _features_of(self, examples: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def _features_of(self, examples: Mapping[int, Tree]) -> dict[int, Tensor]:
         """Class → features of its examples."""
         if not examples:
             return {}
-        _, features = self._features(torch.cat([*examples.values()]))
-        parts = features.split([len(x) for x in examples.values()])
+        _, features = self._features(concatenate([*examples.values()]))
+        parts = features.split([size(x) for x in examples.values()])
         return dict(zip(examples, parts, strict=True))
 
-    def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, x: Tree) -> tuple[Tensor, Tensor]:
         """Logits, and features of length one, in evaluation mode."""
         seen: dict[int, Tensor] = {}
         parts: list[Tensor] = []
@@ -243,14 +260,24 @@ class ICaRL(Learner):
         linear = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
         hooks = [part.register_forward_hook(note) for part in linear]
         try:
-            for some in x.split(BATCH):
-                parts.append(self.evaluated(some, self.task))
+            for start in range(0, size(x), BATCH):
+                parts.append(self.evaluated(take(x, slice(start, start + BATCH)), self.task))
         finally:
             for hook in hooks:
                 hook.remove()
         logits = torch.cat(parts)
         features = torch.cat([*seen.values()]) if seen else logits
         return logits, F.normalize(features.flatten(1), dim=1)
+
+    def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
+        """What the network gave for exemplars has no value for outputs that came later."""
+        few = [take(x, slice(2)) for x in self.kept.values()][:1]
+        for n in [self.evaluated(x, self.task).shape[1] for x in few]:
+            self.answers = {
+                y: F.pad(old, (0, max(0, n - old.shape[1])), value=float("-inf"))
+                for y, old in self.answers.items()
+            }
+        self._old = self._prototypes = None
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {
@@ -264,9 +291,9 @@ class ICaRL(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.task, self.task_of = state["task"], dict(state["task_of"])
-        self.kept = {y: x.to(self.device) for y, x in state["kept"].items()}
+        self.kept = {y: to(x, self.device) for y, x in state["kept"].items()}
         self.answers = {y: x.to(self.device) for y, x in state["answers"].items()}
-        self.new = [(x.to(self.device), y.to(self.device)) for x, y in state["new"]]
+        self.new = [(to(x, self.device), y.to(self.device)) for x, y in state["new"]]
         self._old = self._prototypes = None
 
 
@@ -274,7 +301,7 @@ class ICaRL(Learner):
 class _Old:
     """Exemplars of all earlier tasks in one row, with what the loss asks for."""
 
-    x: Tensor
+    x: Tree
     answers: Tensor
     masks: Tensor | None  # of each class
     share: Tensor  # how many tasks they are of
@@ -298,14 +325,18 @@ def herd(features: Tensor, m: int) -> list[int]:
     return chosen
 
 
-def distinct(x: Tensor) -> Tensor:
-    """The rows of x: (n, …) that differ, in the order in which they first come."""
-    rows = x.flatten(1) + 0  # −0 is 0
+def distinct(x: Tree) -> Tree:
+    """The examples of x: (n, …) that differ, in the order in which they first come."""
+    parts = [leaf.flatten(1) + 0 for leaf in leaves(x)]  # −0 is 0
     seed = torch.Generator().manual_seed(0)
-    direction = torch.rand(rows.shape[1], dtype=torch.float64, generator=seed).to(x.device)
+    products = torch.zeros(size(x), dtype=torch.float64, device=parts[0].device)
+    for part in parts:
+        direction = torch.rand(part.shape[1], dtype=torch.float64, generator=seed)
+        products += (part * direction.to(part.device)).sum(1)
     # Equal rows have equal products: if none are equal, which is usual, that is quickly known.
-    if len((rows * direction).sum(1).unique()) == len(x):
+    if len(products.unique()) == size(x):
         return x
-    values = rows.contiguous().view(torch.uint8).cpu().numpy()
+    rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+    values = rows.cpu().numpy()
     _, first = np.unique(values.view(f"V{values.shape[1]}"), return_index=True)
-    return x[np.sort(first).tolist()]
+    return take(x, np.sort(first).tolist())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.learners.learner import Learner
+from gradmem.learners.learner import Common, Learner
 from gradmem.networks import reset_parameters
+from gradmem.trees import Tree
 from gradmem.validation import one_of
 
 __all__ = ["Independent"]
@@ -24,7 +25,7 @@ class Independent(Learner):
 
     Parameters
     ----------
-    network, lr, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, seed, graphs
         See `Learner`. The network is the pattern of all others and is not trained itself.
     start
         What a new task's network starts from: "copy" of the one trained last, or "random" weights.
@@ -40,34 +41,36 @@ class Independent(Learner):
     """
 
     shares_outputs = False
+    one_network = False
     STARTS = ("copy", "random")
 
     def __init__(
         self,
         network: nn.Module,
-        lr: float = 0.1,
+        *,
         start: str = "copy",
-        seed: int = 0,
-        graphs: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(network, lr, seed, graphs)
+        super().__init__(network, **common)
         self.start = one_of("start", start, self.STARTS)
         self.task: Hashable | None = None
         self.pattern = copy.deepcopy(network)
         self.networks: dict[Hashable, nn.Module] = {}
-        self.optimisers: dict[Hashable, Optimizer] = {}
+        self.optimizers: dict[Hashable, Optimizer] = {}
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         if t not in self.networks:
             self._add(t)
-        self.task, self.network, self.optimiser = t, self.networks[t], self.optimisers[t]
+        self.task, self.network, self.optimizer = t, self.networks[t], self.optimizers[t]
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-            self.optimiser.zero_grad()
-            self.loss(x, t, y, mask).backward()
-            self.optimiser.step()
+        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
+            self.optimizer.zero_grad()
+            loss = self.loss(x, t, y, mask)
+            loss.backward()
+            self.descend(loss, self.optimizer)
+            return (loss.detach(),)
 
-        self.take(t, step, x, y, self.mask(t))
+        return self.take(t, t, step, x, y, self.mask(t))
 
     def module(self, t: Hashable | None) -> nn.Module:
         return self.networks.get(t, self.pattern)
@@ -78,24 +81,24 @@ class Independent(Learner):
         if self.start == "random":
             reset_parameters(network)
         self.networks = self.networks | {t: network}
-        self.optimisers = self.optimisers | {t: self.new_optimiser(network)}
+        self.optimizers = self.optimizers | {t: self.new_optimizer(network)}
 
     def get_state(self) -> dict[str, Any]:
         return {
             "task": self.task,
             "pattern": self.pattern.state_dict(),
             "networks": {t: network.state_dict() for t, network in self.networks.items()},
-            "optimisers": {t: optimiser.state_dict() for t, optimiser in self.optimisers.items()},
+            "optimizers": {t: self.state_of(one) for t, one in self.optimizers.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.pattern.load_state_dict(state["pattern"])
-        self.networks, self.optimisers = {}, {}
+        self.networks, self.optimizers = {}, {}
         for t, weights in state["networks"].items():
             self.networks[t] = copy.deepcopy(self.pattern)
             self.networks[t].load_state_dict(weights)
-            self.optimisers[t] = self.new_optimiser(self.networks[t])
-            self.optimisers[t].load_state_dict(state["optimisers"][t])
+            self.optimizers[t] = self.new_optimizer(self.networks[t])
+            self.load_state_of(self.optimizers[t], state["optimizers"][t])
         self.task = state["task"]
         self.network = self.module(self.task)
         self.graphed.forget()  # the networks are others now

@@ -3,42 +3,92 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from gradmem.cuda.devices import current_device
 from gradmem.cuda.graphs import GraphedSteps, Step
-from gradmem.gradients import parameters
-from gradmem.memory.stack import masked
-from gradmem.validation import class_ids, descriptor, non_negative_int, positive
+from gradmem.cuda.rates import Rates, make_capturable
+from gradmem.gradients import Criterion, Forward, Loss, Transform, masked, parameters
+from gradmem.gradients.objective import TaskLoss
+from gradmem.learners.inputs import Inputs
+from gradmem.learners.masks import OutputMasks
+from gradmem.learners.optimizers import (
+    OptimizerFactory,
+    ScheduleFactory,
+    follow,
+    load_optimizer,
+    optimizer_state,
+    predecessor,
+)
+from gradmem.networks import widen
+from gradmem.trees import Tree, size, tree_map
+from gradmem.validation import descriptor, non_negative_int, positive
 
-__all__ = ["Learner"]
+__all__ = ["Common", "Learner", "weak_loss"]
+
+LR = 0.1
+
+
+class Common(TypedDict, total=False):
+    """What every learner can be given by keyword (see `Learner`)."""
+
+    lr: float
+    optimizer: OptimizerFactory | None
+    loss: Loss | None
+    schedule: ScheduleFactory | None
+    clip: float | None
+    transform: Transform | None
+    decide: Callable[[Any], Any] | None
+    grow: bool
+    seed: int
+    graphs: bool
 
 
 class Learner(ABC):
     """A predictor f(x, t) that learns from triplets (x, t, y) as they come.
 
-    A learner's own file says how it learns, in `learn`; here is what all of them share: checking
+    A learner's own file says how it learns, in `learn`; here is what all of them share: looking at
     what they are given, predicting, and saving. A learner stays as it was when it is given
     something wrong.
 
     Parameters
     ----------
     network
-        Any module that gives logits, (n, classes). It is trained in place and in the mode (train
-        or eval) that its modules are in. The parameters that require gradients now are those that
-        learn.
+        Any module. It is trained in place and in the mode (train or eval) that its modules are in.
+        The parameters that require gradients now are those that learn.
     lr
-        Learning rate of plain SGD; to change it later, change it in the optimisers that
-        `optimisers_in_use` gives.
+        Learning rate of plain SGD; `optimizer` replaces it.
+    optimizer
+        Parameters → a torch optimizer: `partial(torch.optim.AdamW, lr=1e-3)`.
+    loss
+        `loss(outputs, y)`, one value per example or their mean; a torch loss module; None for
+        cross-entropy.
+    schedule
+        Optimizer → a torch learning-rate schedule, advanced after every mini-batch.
+    clip
+        Largest norm of the gradient in a step; longer ones are scaled down.
+    transform
+        Applied to x whenever it goes through the network, so that memories hold x as it came.
+    decide
+        Outputs → predictions. If left out: the class with the largest output where labels are
+        classes, the outputs themselves elsewhere.
+    grow
+        Whether the network's last linear layer gets wider when a class arrives that it has no
+        output for (see `gradmem.networks.widen`).
     seed
         Of everything random that happens inside the learner (dropout, new layers). The global
         generator is neither read nor moved.
@@ -51,65 +101,148 @@ class Learner(ABC):
         Descriptor → class ids, for tasks that have outputs of their own: the others are masked when
         the task is learned and predicted. A task that is not in it has all outputs. `run` fills it
         from the continuum; elsewhere, set a task's entry before the task is observed.
+    settings
+        What the learner was made with, by name; for results and `repr`.
     """
 
     #: Whether all tasks share their outputs, so that `predict(x)` works without a descriptor.
     shares_outputs = True
+    #: Whether one network is trained in place, whose layers may be replaced or widened.
+    one_network = True
+    settings: dict[str, Any]
+
+    def __new__(cls, *args: Any, **settings: Any) -> Learner:
+        learner = super().__new__(cls)
+        learner.settings = settings
+        return learner
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show what a learner can be given, with the names behind `**common`, as its signature."""
+        super().__init_subclass__(**kwargs)
+        _, *parts = inspect.signature(cls.__init__).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parts):
+            _, network, *common = inspect.signature(Learner.__init__).parameters.values()
+            own = [p for p in parts if p.kind is p.KEYWORD_ONLY]
+            parts = [network, *common[:3], *own, *common[3:]]
+        cls.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
 
     def __init__(
-        self, network: nn.Module, lr: float = 0.1, seed: int = 0, graphs: bool = True
+        self,
+        network: nn.Module,
+        *,
+        lr: float = LR,
+        optimizer: OptimizerFactory | None = None,
+        loss: Loss | None = None,
+        schedule: ScheduleFactory | None = None,
+        clip: float | None = None,
+        transform: Transform | None = None,
+        decide: Callable[[Any], Any] | None = None,
+        grow: bool = False,
+        seed: int = 0,
+        graphs: bool = True,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network must be a torch.nn.Module, got {network!r}")
         if not parameters(network):
             raise ValueError("network has no parameter that learns (requires_grad)")
-        self.network = network
-        self._learning = [w.requires_grad for w in network.parameters()]
         self.lr = positive("lr", lr)
-        self.optimiser = self.new_optimiser(network)
-        self.steps = 0
-        self.examples = 0
+        if optimizer is not None and lr != LR:
+            raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
         if non_negative_int("seed", seed) >= 2**63:
             raise ValueError(f"seed must be below 2**63, got {seed}")
-        self._randomness = torch.Generator().manual_seed(seed).get_state()
-        self._accepted: set[tuple[Any, ...]] = set()  # kinds of inputs
-        self._n_outputs: dict[Hashable | None, int] = {}
+        if grow and not self.one_network:
+            raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
+        self.network = network
+        self.criterion = Criterion(loss)
+        self.passes = Forward(transform)
+        self.clip = None if clip is None else positive("clip", clip)
+        self.decide = decide
+        self.grow = grow
+        self.steps = 0
+        self.examples = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
-        self._masks: dict[tuple[Any, ...], Tensor] = {}
+        self._learning = [w.requires_grad for w in network.parameters()]
+        self._make_optimizer = optimizer or partial(torch.optim.SGD, lr=self.lr)
+        self._make_schedule = schedule
+        self._schedules: dict[Optimizer, LRScheduler] = {}
+        self.optimizer = self.new_optimizer(network)
+        self._randomness = torch.Generator().manual_seed(seed).get_state()
+        self._inputs = Inputs(self.criterion)
+        self._output_masks = OutputMasks()
         self._watched = torch.zeros((), device=self.device)
-        self._has_buffers = any(True for _ in network.buffers())
         self._noted: list[tuple[Tensor, Tensor]] = []
         #: Whether the network draws random numbers as it learns, as far as one can see.
-        self.is_random = any(isinstance(part, _DropoutNd) for part in network.modules())
+        self.is_random = any(_is_random(part) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
+        self._rates = Rates()
+
+    def __repr__(self) -> str:
+        settings = "".join(f", {name}={value!r}" for name, value in self.settings.items())
+        return f"{type(self).__name__}({type(self.network).__name__}{settings})"
 
     @abstractmethod
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        """Learn from one checked mini-batch."""
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
+        """Learn from one checked mini-batch, and return its loss."""
 
-    def observe(self, x: Tensor, t: Hashable, y: Tensor, check: bool = True) -> None:
+    def observe(self, x: Tree, t: Hashable, y: Tree, *, check: bool = True) -> Tensor | None:
         """Learn from a mini-batch of task t.
 
         Parameters
         ----------
         x
-            (n, …) finite inputs, n ≥ 1.
+            (n, …) finite inputs, n ≥ 1: a tensor, or a dict, tuple or list of tensors.
         t
             The task's descriptor: any hashable value.
         y
-            (n,) class ids.
+            (n, …) what the loss takes: class ids (n,) for cross-entropy.
         check
-            False skips the look at x and y, for data that was looked at before: on a GPU, looking
-            means waiting for it. What comes first of a task is looked at in any case.
-        """
-        if check or t not in self._n_outputs:
-            self.check(x, t, y)
-        with current_device(self.device), self._undone_by_errors(t), self.own_randomness():
-            self.learn(x.detach(), t, y.long())
-        self.steps += 1
-        self.examples += len(x)
+            False skips the look at x, y and the network's layers, for data that was looked at
+            before: on a GPU, looking means waiting for it.
 
-    def check(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+        Returns
+        -------
+        Tensor
+            The batch's loss before the step; on a GPU nothing waits for it.
+        """
+        if check or self._inputs.n_outputs is None:
+            self._follow_network()
+            self.settle()
+            self.check(x, t, y)
+        with current_device(self.device), self._restored_on_error(t), self.own_randomness():
+            self._widen(y)
+            loss = self.learn(tree_map(Tensor.detach, x), t, y)
+        for optimizer in self.optimizers_of(t) if self._schedules else ():
+            self._schedules[optimizer].step()
+        self.steps += 1
+        self.examples += size(x)
+        return loss
+
+    def learn_from(
+        self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
+    ) -> Learner:
+        """Observe all (x, t, y) of a stream, which may be endless: Ctrl-C ends it between steps.
+
+        Parameters
+        ----------
+        stream
+            Mini-batches; each is let go before the next is asked for.
+        progress
+            Whether to show tasks, examples, speed and loss where there is a terminal.
+
+        Examples
+        --------
+        >>> import gradmem as gm
+        >>> stream = ((torch.randn(10, 2), "noise", torch.randint(2, (10,))) for _ in range(3))
+        >>> gm.Single(gm.mlp([2, 8, 2])).learn_from(stream, progress=False).examples
+        30
+        """
+        from gradmem.learners.watching import watched
+
+        for x, t, y in watched(stream, self) if progress else stream:
+            self.observe(x, t, y)
+        return self
+
+    def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
         descriptor(t)
         if [w.requires_grad for w in self.network.parameters()] != self._learning:
@@ -117,58 +250,56 @@ class Learner(ABC):
                 "requires_grad of the network's parameters must stay as it was when the learner "
                 "was made: make another learner for it"
             )
-        self._check_inputs(x, t)
-        if not isinstance(y, Tensor):
-            raise TypeError(f"y must be a tensor, got {type(y).__name__}")
-        if y.shape != x.shape[:1]:
-            raise ValueError(f"y must have shape ({len(x)},) as x has, got {tuple(y.shape)}")
-        if y.device != x.device:
-            raise ValueError(f"y must be on x's device {x.device}, got {y.device}")
-        self.check_labels(t, y)
-        if len(x) == 1:
+        self.check_test(x, t, y)
+        if size(x) == 1:
             self._check_single(x, t)
 
-    def check_test(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def check_test(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if x cannot be predicted, or y not be right."""
         descriptor(t)
-        self._check_inputs(x, t)
-        self.check_labels(t, y)
+        ask = partial(self.evaluated, t=t)
+        self._inputs.check_x(x, ask)
+        self._inputs.check_y(x, y, ask, self.grow)
+        if not self.grow:
+            self._inputs.check_own(t, y, self.mask(t), self.outputs.get(t))
 
-    def check_labels(self, t: Hashable, y: Tensor) -> None:
-        """Raise ValueError or TypeError if y: (n,) are no classes; x was checked before."""
-        if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
-            raise TypeError(f"y must hold class ids as whole numbers, got {y.dtype}")
-        low, high, n_outputs = int(y.min()), int(y.max()), self._n_outputs[t]
-        if low < 0 or high >= n_outputs:
-            wrong = low if low < 0 else high
-            raise ValueError(f"y must hold classes from 0 to {n_outputs - 1}, got {wrong}")
-        mask = self.mask(t)
-        if mask is not None and not mask[y.long()].all():
-            wrong = int(y[~mask[y.long()]][0])
-            raise ValueError(f"y must hold task {t!r}'s classes {self.outputs[t]}, got {wrong}")
+    def check_labels(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """Raise ValueError or TypeError if labels are not right; x are some of their examples."""
+        self._inputs.check_labels(x, y, self.grow)
+        if not self.grow:
+            self._inputs.check_own(t, y, self.mask(t), self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
         """Raise ValueError if these are too many to be observed, one after another."""
         del tasks, classes  # any number will do
 
     @torch.no_grad()
-    def predict(self, x: Tensor, t: Hashable | None = None, check: bool = True) -> Tensor:
-        """Class ids (n,) for x: (n, …), at any time and for any task, seen or not.
+    def predict(self, x: Tree, t: Hashable | None = None, *, check: bool = True) -> Any:
+        """What x: (n, …) is for task t, at any time and for any task, seen or not.
 
-        `t` may be left out where the tasks share their outputs; for `check`, see `observe`.
+        Class ids (n,) where labels are classes, the outputs elsewhere, or what `decide` makes of
+        them. `t` may be left out where the tasks share their outputs; for `check`, see `observe`.
         """
-        if t is not None:
-            descriptor(t)
-        elif not self.shares_outputs or self.outputs:
-            what = "its outputs differ per task" if self.outputs else "it predicts per task"
-            raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
-        if check or t not in self._n_outputs:
-            self._check_inputs(x, t)
+        self._require_descriptor(t)
+        if check or self._inputs.n_outputs is None:
+            self.settle()
+            self._inputs.check_x(x, partial(self.evaluated, t=t))
         with current_device(self.device):
-            return self.scores(x, t).argmax(1)
+            outputs = self.scores(x, t)
+        if self.decide is not None:
+            return self.decide(outputs)
+        return outputs.argmax(1) if self._inputs.are_classes else outputs
 
-    def scores(self, x: Tensor, t: Hashable | None) -> Tensor:
-        """How well each class fits x, as task t sees it: (n, classes)."""
+    @torch.no_grad()
+    def forward(self, x: Tree, t: Hashable | None = None) -> Any:
+        """The network's outputs for x as task t sees them, in evaluation mode, as they are."""
+        self._require_descriptor(t)
+        self._inputs.check_x(x, partial(self.evaluated, t=t))
+        with current_device(self.device):
+            return self.evaluated(x, t)
+
+    def scores(self, x: Tree, t: Hashable | None) -> Any:
+        """The outputs for x without those of other tasks: (n, classes) for classes."""
         return masked(self.evaluated(x, t), self.mask(t))
 
     def mask(self, t: Hashable | None) -> Tensor | None:
@@ -177,85 +308,96 @@ class Learner(ABC):
         return None if masks is None else masks[0]
 
     def masks(self, tasks: Sequence[Hashable | None]) -> Tensor | None:
-        """Which outputs are each task's: (k, classes), or None if all tasks have all of them.
-
-        The same tensor for the same outputs, so that a CUDA graph finds it again.
-        """
+        """Which outputs are each task's: (k, classes), or None if all tasks have all of them."""
         if not self.outputs:
             return None
-        classes = [
-            None if t not in self.outputs else class_ids(f"outputs of task {t!r}", self.outputs[t])
-            for t in tasks
-        ]
-        if all(own is None for own in classes):
-            return None
-        n = next(iter(self._n_outputs.values()), None)
-        if n is None:
-            raise ValueError("how many outputs there are is known when something was observed")
-        key = (n, self.device, *classes)
-        if key not in self._masks:
-            masks = torch.zeros((len(tasks), n), dtype=torch.bool)
-            for t, row, own in zip(tasks, masks, classes, strict=True):
-                own = tuple(range(n)) if own is None else own
-                if max(own) >= n:
-                    raise ValueError(f"outputs of task {t!r} must be below {n}, got {max(own)}")
-                row[list(own)] = True
-            self._masks[key] = masks.to(self.device)
-        return self._masks[key]
+        return self._output_masks(self.outputs, tasks, self._inputs.n_outputs, self.device)
 
     def module(self, t: Hashable | None) -> nn.Module:
-        """The module that gives the logits of task t."""
+        """The module that gives the outputs of task t."""
         return self.network
 
-    def loss(self, x: Tensor, t: Hashable, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean loss at a mini-batch; refuses to go on from a loss that is not finite.
+    def loss(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Tensor:
+        """The mean loss of a mini-batch; a subclass may compute it another way.
 
         `mask` says which outputs count, (classes,) or (n, classes): `self.mask(t)`, unless it was
         handed on to a step that may be a graph.
         """
-        loss = F.cross_entropy(masked(self.module(t)(x), mask), y)
-        self.require_finite(loss.detach())
-        return loss
+        return self.criterion.mean(self.passes(self.module(t), x), y, mask)
 
-    def require_finite(self, number: Tensor) -> None:
-        """Go no further if a loss, or the sum of a gradient, is not finite."""
-        if number.is_cuda:  # looked at when there is a reason to wait, in `settle`
-            self._watched = self._watched.to(number.device)  # if the network was moved
-            self._watched.add_(number, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not number.isfinite():
-            self._diverge()
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether a subclass computes the loss of a mini-batch its own way."""
+        return type(self).loss is not Learner.loss
+
+    def descend(self, loss: Tensor, *optimizers: Optimizer) -> None:
+        """Step along the gradients of `loss` that lie in `.grad`, with these optimizers.
+
+        Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
+        """
+        norm = get_total_norm(_gradients(optimizers))
+        self.require_finite(loss.detach(), norm)
+        self.clip_and_step(*optimizers, norm=norm)
+
+    def clip_and_step(self, *optimizers: Optimizer, norm: Tensor | None = None) -> None:
+        """Clip the gradients, if asked for, and let the optimizers step; `norm`, if it is known."""
+        if self.clip is not None:
+            norm = get_total_norm(_gradients(optimizers)) if norm is None else norm
+            clip_grads_with_norm_(_weights(optimizers), self.clip, norm)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def require_finite(self, loss: Tensor, size: Tensor) -> None:
+        """Raise FloatingPointError if a loss, or the sum or norm of its gradient, is not finite.
+
+        On a GPU that is noted and raised later, by `settle`.
+        """
+        if size.is_cuda:
+            self._watched = self._watched.to(size.device)  # if the network was moved
+            self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
+        elif not (size + loss).isfinite():
+            self._diverge("gradient" if loss.isfinite() else "loss")
 
     def settle(self) -> None:
         """Wait for the device, and raise what could not be known without waiting."""
         if self._watched.is_cuda and bool(self._watched.isnan()):
-            self._diverge()
+            self._diverge("loss or its gradient")
 
-    def _diverge(self) -> None:
+    def _diverge(self, what: str) -> None:
         raise FloatingPointError(
-            f"the loss is not finite after {self.steps} steps: a learning rate below "
-            f"lr={self.lr} or smaller inputs may help"
+            f"the {what} is not finite after {self.steps} steps: a learning rate below "
+            f"lr={float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help"
         )
 
-    def optimisers_in_use(self) -> Sequence[torch.optim.Optimizer]:
-        """Those that the next step may use."""
-        return (self.optimiser,)
+    def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
+        """Those that step when task t is observed."""
+        return (self.optimizer,)
 
-    def take(self, key: Hashable, step: Step, x: Tensor, *others: Tensor | None) -> None:
-        """Take a step, on a GPU as a CUDA graph (see `GraphedSteps`)."""
-        if self.graphed.records(x):
-            key = (key, self._circumstances())
-        self.graphed(key, step, x, *others)
+    def take(self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
+        """Take a step on task t and return its loss; on a GPU as a CUDA graph (`GraphedSteps`).
 
-    def _circumstances(self) -> Hashable:
-        """What decides a step beside its inputs, and can be changed at any time."""
-        return (
-            tuple(part.training for part in self.network.modules()),
-            tuple(w.requires_grad for w in self.network.parameters()),
-            tuple(group["lr"] for o in self.optimisers_in_use() for group in o.param_groups),
-        )
+        `key` says what the step depends on beside its inputs, modes and rates.
+        """
+        if self.graphed.records(inputs[0]):
+            optimizers = self.optimizers_of(t)
+            if changed := self._rates.changed(optimizers):
+                self.graphed.forget()
+            modes = tuple(part.training for part in self.network.modules())
+            key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
+        return self.graphed(key, step, *inputs)
 
-    def new_optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters(module), lr=self.lr)
+    def new_optimizer(self, module: nn.Module) -> Optimizer:
+        """An optimizer for the module's parameters, with its schedule."""
+        optimizer = self._make_optimizer(parameters(module))
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "optimizer must be a callable that gives a torch optimizer for parameters, got one "
+                f"that gives {type(optimizer).__name__}"
+            )
+        make_capturable(optimizer)
+        if self._make_schedule is not None:
+            self._schedules[optimizer] = self._make_schedule(optimizer)
+        return optimizer
 
     def statistics(self) -> dict[str, Any]:
         """What belongs into a run's results: counts, and how things were computed."""
@@ -263,10 +405,11 @@ class Learner(ABC):
 
     @property
     def device(self) -> torch.device:
-        return parameters(self.network)[0].device
+        return next(self.network.parameters()).device
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that `observe` and `predict` depend on, settings apart."""
+        self.settle()
         state = {
             "learner": type(self).__name__,
             "steps": self.steps,
@@ -285,6 +428,7 @@ class Learner(ABC):
             raise ValueError(
                 f"state must be one of {type(self).__name__}, got one of {state.get('learner')!r}"
             )
+        self._watched.zero_()
         before, state = self.state_dict(), copy.deepcopy(state)
         try:
             counts = state["steps"], state["examples"]
@@ -295,26 +439,75 @@ class Learner(ABC):
             raise ValueError(f"the state does not fit this learner: {error}") from error
         self.steps, self.examples = counts
         self.outputs, self._randomness = outputs, randomness
-        self._watched.zero_()
 
     def get_state(self) -> dict[str, Any]:
         """The part of the state that a learner's own kind knows about."""
-        return {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.state_of(self.optimizer),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Take over what `get_state` gave."""
         self.network.load_state_dict(state["network"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.load_state_of(self.optimizer, state["optimizer"])
+
+    def state_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state of one of the learner's optimizers and of its schedule."""
+        return optimizer_state(optimizer, self._schedules.get(optimizer))
+
+    def load_state_of(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Take over what `state_of` gave."""
+        load_optimizer(optimizer, self._schedules.get(optimizer), state)
+
+    def _follow_network(self) -> None:
+        """Let the optimizer follow a network whose layers were replaced or widened."""
+        if not self.one_network:
+            return
+        weights = parameters(self.network)
+        params = _weights([self.optimizer])
+        if len(weights) == len(params) and {id(w) for w in weights} == {id(w) for w in params}:
+            return
+        learning = [w.requires_grad for w in self.network.parameters()]
+        if len(learning) == len(self._learning) and learning != self._learning:
+            return  # frozen or unfrozen: `check` refuses that
+        follow(self.optimizer, weights)
+        self.follow([(w, predecessor(w)) for w in weights])
+        self._learning = learning
+        self._inputs.forget()
+        self.graphed.forget()
+
+    def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
+        """Adapt to other parameters, each given with the one that it is a wider copy of, if any."""
+        del weights  # nothing of a learner's own belongs to them, unless it says so
+
+    def _widen(self, y: Tree) -> None:
+        """Make room for classes that the network has no output for."""
+        n = self._inputs.n_outputs
+        if not self.grow or n is None or not self.criterion.is_cross_entropy:
+            return
+        if (classes := int(y.max()) + 1) > n:
+            widen(self.network, classes)
+            self._follow_network()
+            self._inputs.n_outputs = classes
+
+    def _require_descriptor(self, t: Hashable | None) -> None:
+        if t is not None:
+            descriptor(t)
+        elif not self.shares_outputs or self.outputs:
+            what = "its outputs differ per task" if self.outputs else "it predicts per task"
+            raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @contextmanager
-    def _undone_by_errors(self, t: Hashable) -> Iterator[None]:
-        """What cannot be learned leaves no trace, if `learn` replaces values or has them noted.
+    def _restored_on_error(self, t: Hashable) -> Iterator[None]:
+        """Put attributes, buffers and noted tensors back if `learn` raises.
 
-        Weights change at the end of a step, running statistics before. A GPU tells too late.
+        Attributes are put back as they were before, so `learn` replaces their values before a step
+        and does not change them in place. Buffers are put back on the CPU only.
         """
         noted: list[tuple[Tensor, Tensor]] = []
         self._noted = noted
-        if self._has_buffers and self.device.type != "cuda":
+        if self.device.type != "cuda":
             self.note(self.module(t).buffers())
         before = vars(self).copy()
         try:
@@ -329,7 +522,7 @@ class Learner(ABC):
             noted.clear()
 
     def note(self, tensors: Iterable[Tensor]) -> None:
-        """Note what is about to be changed in place: it is put back if the step fails."""
+        """Note what is about to be changed in place: it is put back if `learn` raises."""
         self._noted += [(tensor, tensor.clone()) for tensor in tensors]
 
     @contextmanager
@@ -349,61 +542,27 @@ class Learner(ABC):
         finally:
             torch.set_rng_state(outside)
 
-    def evaluated(self, x: Tensor, t: Hashable | None) -> Tensor:
-        """Logits in evaluation mode; every part is put back into the mode it was in."""
+    @torch.no_grad()
+    def evaluated(self, x: Tree, t: Hashable | None) -> Any:
+        """Outputs in evaluation mode; every part is put back into the mode it was in."""
         module = self.module(t)
         training = [part for part in module.modules() if part.training]
         module.eval()
         try:
-            logits = module(x)
+            return self.passes(module, x)
         finally:
             for part in training:
                 part.training = True
-        return logits  # type: ignore[no-any-return]
-
-    def _check_inputs(self, x: Tensor, t: Hashable | None) -> None:
-        """Refuse what the network cannot take."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
-        if x.ndim < 1 or len(x) == 0:
-            raise ValueError(f"x must be (n, …) with n ≥ 1, got shape {tuple(x.shape)}")
-        # A finite sum has only finite terms; it is cheaper to form than to look at every term.
-        if x.is_floating_point() and not x.sum().isfinite() and not x.isfinite().all():
-            bad = (~x.isfinite()).nonzero()[0]
-            raise ValueError(f"x must be finite, got {x[tuple(bad)].item()} at {bad.tolist()}")
-        kind = (t, x.shape[1:], x.dtype, x.device)
-        if kind not in self._accepted:
-            # two examples: batch statistics of one may not exist
-            self._n_outputs[t] = self._probe(x[:2], t)
-            self._accepted.add(kind)
 
     @torch.no_grad()
-    def _probe(self, x: Tensor, t: Hashable | None) -> int:
-        """The number of outputs, by asking for a prediction."""
-        try:
-            logits = self.evaluated(x, t)
-        except Exception as error:
-            raise ValueError(
-                f"the network does not take x of shape (n, {', '.join(map(str, x.shape[1:]))}), "
-                f"{x.dtype}, {x.device}: {error}"
-            ) from error
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-            raise ValueError(
-                "the network must give logits of shape (n, classes), got "
-                f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__} "
-                f"for x of shape {tuple(x.shape)}"
-            )
-        return logits.shape[1]
-
-    @torch.no_grad()
-    def _check_single(self, x: Tensor, t: Hashable) -> None:
+    def _check_single(self, x: Tree, t: Hashable) -> None:
         """Batch statistics of one example may not exist: try it, before anything is changed."""
         module = self.module(t)
         if not any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
             return
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         try:
-            module(x)
+            self.passes(module, x)
         except ValueError as error:
             raise ValueError(
                 f"x must have more than one example for this network: {error}"
@@ -411,3 +570,29 @@ class Learner(ABC):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    return [w for o in optimizers for group in o.param_groups for w in group["params"]]
+
+
+def _gradients(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [w.grad for w in _weights(optimizers) if w.grad is not None]
+
+
+def weak_loss(learner: Learner) -> TaskLoss:
+    """A learner's own loss for what the learner holds: without a cycle, it is freed at once."""
+    method = weakref.WeakMethod(learner.loss)
+
+    def loss(x: Tree, t: Hashable, y: Tree, mask: Tensor | None) -> Tensor:
+        own = method()
+        assert own is not None
+        return own(x, t, y, mask)
+
+    return loss
+
+
+def _is_random(part: nn.Module) -> bool:
+    """Whether a module draws random numbers in train mode: dropout of its own, or inside it."""
+    inner = getattr(part, "dropout", 0.0)
+    return isinstance(part, _DropoutNd) or (isinstance(inner, float) and inner > 0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.learners.learner import Learner
+from gradmem.learners.learner import Common, Learner
 from gradmem.networks import reset_parameters
+from gradmem.trees import Tree
 
 __all__ = ["Multimodal"]
 
@@ -23,7 +24,7 @@ class Multimodal(Learner):
 
     Parameters
     ----------
-    network, lr, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, seed, graphs
         See `Learner`. The network is an `nn.Sequential`; its first layer becomes the pattern of
         the tasks' input layers, the rest is shared.
 
@@ -38,10 +39,9 @@ class Multimodal(Learner):
     """
 
     shares_outputs = False
+    one_network = False
 
-    def __init__(
-        self, network: nn.Module, lr: float = 0.1, seed: int = 0, graphs: bool = True
-    ) -> None:
+    def __init__(self, network: nn.Module, **common: Unpack[Common]) -> None:
         if not isinstance(network, nn.Sequential) or len(network) < 2:
             raise TypeError(
                 "network must be an nn.Sequential of two or more layers, of which each task gets a "
@@ -50,31 +50,32 @@ class Multimodal(Learner):
             )
         if not any(True for _ in network[0].parameters()):
             raise ValueError(f"network must begin with a layer that learns, got {network[0]!r}")
-        super().__init__(network, lr, seed, graphs)
+        super().__init__(network, **common)
         self.task: Hashable | None = None
         self.next_input = network[0]
         self.shared = network[1:]
-        self.shared_optimiser = self.new_optimiser(self.shared)
+        self.shared_optimizer = self.new_optimizer(self.shared)
         self.inputs: dict[Hashable, nn.Module] = {}
-        self.input_optimisers: dict[Hashable, Optimizer] = {}
+        self.input_optimizers: dict[Hashable, Optimizer] = {}
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         if t not in self.inputs:
             self._add(t)
-        optimisers = (self.input_optimisers[t], self.shared_optimiser)
 
-        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-            for optimiser in optimisers:
-                optimiser.zero_grad()
-            self.loss(x, t, y, mask).backward()
-            for optimiser in optimisers:
-                optimiser.step()
+        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
+            optimizers = self.optimizers_of(t)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = self.loss(x, t, y, mask)
+            loss.backward()
+            self.descend(loss, *optimizers)
+            return (loss.detach(),)
 
         self.task, self.network = t, self.module(t)
-        self.take(t, step, x, y, self.mask(t))
+        return self.take(t, t, step, x, y, self.mask(t))
 
-    def optimisers_in_use(self) -> Sequence[Optimizer]:
-        return (*self.input_optimisers.values(), self.shared_optimiser)
+    def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
+        return (self.input_optimizers[t], self.shared_optimizer)
 
     def module(self, t: Hashable | None) -> nn.Module:
         return nn.Sequential(self.inputs.get(t, self.next_input), self.shared)
@@ -84,28 +85,28 @@ class Multimodal(Learner):
         layer, self.next_input = self.next_input, copy.deepcopy(self.next_input)
         reset_parameters(self.next_input)
         self.inputs = self.inputs | {t: layer}
-        self.input_optimisers = self.input_optimisers | {t: self.new_optimiser(layer)}
+        self.input_optimizers = self.input_optimizers | {t: self.new_optimizer(layer)}
 
     def get_state(self) -> dict[str, Any]:
         return {
             "task": self.task,
             "shared": self.shared.state_dict(),
-            "shared_optimiser": self.shared_optimiser.state_dict(),
+            "shared_optimizer": self.state_of(self.shared_optimizer),
             "next_input": self.next_input.state_dict(),
             "inputs": {t: layer.state_dict() for t, layer in self.inputs.items()},
-            "input_optimisers": {t: o.state_dict() for t, o in self.input_optimisers.items()},
+            "input_optimizers": {t: self.state_of(o) for t, o in self.input_optimizers.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.shared.load_state_dict(state["shared"])
-        self.shared_optimiser.load_state_dict(state["shared_optimiser"])
+        self.load_state_of(self.shared_optimizer, state["shared_optimizer"])
         self.next_input.load_state_dict(state["next_input"])
-        self.inputs, self.input_optimisers = {}, {}
+        self.inputs, self.input_optimizers = {}, {}
         for t, weights in state["inputs"].items():
             self.inputs[t] = copy.deepcopy(self.next_input)
             self.inputs[t].load_state_dict(weights)
-            self.input_optimisers[t] = self.new_optimiser(self.inputs[t])
-            self.input_optimisers[t].load_state_dict(state["input_optimisers"][t])
+            self.input_optimizers[t] = self.new_optimizer(self.inputs[t])
+            self.load_state_of(self.input_optimizers[t], state["input_optimizers"][t])
         self.task = state["task"]
         self.network = self.module(self.task)
         self.graphed.forget()  # the layers are others now

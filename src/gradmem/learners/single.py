@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from gradmem.learners.learner import Learner
+from gradmem.trees import Tree
 
 __all__ = ["Single"]
 
@@ -16,22 +17,24 @@ class Single(Learner):
 
     Parameters
     ----------
-    network, lr, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
         See `Learner`.
 
     Examples
     --------
     >>> import torch, gradmem as gm
     >>> learner = gm.Single(gm.mlp([2, 8, 2]), lr=0.1)
-    >>> learner.observe(torch.randn(10, 2), "any task", torch.randint(2, (10,)))
+    >>> loss = learner.observe(torch.randn(10, 2), "any task", torch.randint(2, (10,)))
     >>> learner.predict(torch.randn(3, 2)).shape
     torch.Size([3])
     """
 
-    def learn(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        def step(x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-            self.optimiser.zero_grad()
-            self.loss(x, t, y, mask).backward()
-            self.optimiser.step()
+    def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
+        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
+            self.optimizer.zero_grad()
+            loss = self.loss(x, t, y, mask)
+            loss.backward()
+            self.descend(loss, self.optimizer)
+            return (loss.detach(),)
 
-        self.take("any task", step, x, y, self.mask(t))
+        return self.take("any task", t, step, x, y, self.mask(t))

@@ -1,4 +1,4 @@
-"""The episodic memory: the last examples of every task observed so far (Section 3)."""
+"""The episodic memory: some examples of every task observed so far (Section 3)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.memory.stack import Stack, exact
-from gradmem.validation import positive_int
+from gradmem.memory.policies import POLICIES, Policy
+from gradmem.memory.rows import Rows
+from gradmem.memory.stack import Stack
+from gradmem.trees import Kind, Tree, check, concatenate, kind, leaves, size, take, to
+from gradmem.validation import non_negative_int, one_of, positive_int
 
-__all__ = ["EpisodicMemory", "FirstExamples"]
+__all__ = ["EpisodicMemory", "Masks"]
 
-#: Which outputs are some tasks': (k, classes), or None if all are; a learner's `masks`.
+#: Which outputs are some tasks': (k, classes), or None if all are.
 Masks = Callable[[Sequence[Hashable]], Tensor | None]
+
+MEMORIES = 256
 
 
 def _all_outputs(tasks: Sequence[Hashable]) -> None:
@@ -22,15 +27,20 @@ def _all_outputs(tasks: Sequence[Hashable]) -> None:
 
 
 class EpisodicMemory:
-    """For each task, the last examples observed, oldest first.
+    """For each task, some of the examples observed, on the device and in the dtype they came in.
 
     Parameters
     ----------
     memories
         Examples kept per task.
     budget
-        If given, examples kept in all instead: shared equally among the tasks seen so far, so that
-        each task's share shrinks as new tasks arrive (the number of tasks need not be known).
+        Examples kept in all, instead of `memories`: shared equally among the tasks seen so far, so
+        that each task's share shrinks as new tasks arrive.
+    keep
+        Which examples of a task: "last" (the paper's), "first", "reservoir" (a uniform sample), or
+        a `Policy` of your own.
+    seed
+        Of a policy's random choices; the global generator is left alone.
 
     Examples
     --------
@@ -44,13 +54,27 @@ class EpisodicMemory:
     (['a'], 1)
     """
 
-    def __init__(self, memories: int = 256, budget: int | None = None) -> None:
+    def __init__(
+        self,
+        memories: int = MEMORIES,
+        budget: int | None = None,
+        keep: str | Policy = "last",
+        seed: int = 0,
+    ) -> None:
         self.memories = positive_int("memories", memories)
         self.budget = None if budget is None else positive_int("budget", budget)
-        self._shelves: dict[_Kind, _Shelf] = {}
-        self._places: dict[Hashable, tuple[_Shelf, int]] = {}
-        self.version = 0
-        """Changes whenever a task arrives, and with it where things lie."""
+        if budget is not None and memories != MEMORIES:
+            raise ValueError(
+                f"memories (per task) and budget (in all) cannot both be given, got {memories} and "
+                f"{budget}"
+            )
+        self.policy = (
+            keep if isinstance(keep, Policy) else POLICIES[one_of("keep", keep, POLICIES)]()
+        )
+        self._generator = torch.Generator().manual_seed(non_negative_int("seed", seed))
+        self._rows: dict[tuple[Kind, Kind], Rows] = {}
+        self._places: dict[Hashable, tuple[Rows, int]] = {}
+        self._version = 0  # changes when a task arrives, and with it where examples lie
         self._others: tuple[Hashable, list[Stack]] | None = None
 
     def share(self, n_tasks: int) -> int:
@@ -64,101 +88,102 @@ class EpisodicMemory:
             )
         return share
 
-    def check(self, x: Tensor, t: Hashable) -> None:
+    def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise what `add` would raise, and change nothing."""
+        if (n := check("x", x)) != (labels := check("y", y)):
+            raise ValueError(f"x and y must be equally many, got {n} inputs and {labels} labels")
         if t not in self._places:
             self.share(len(self) + 1)
             return
-        shelf, _ = self._places[t]
-        if _kind(x) != shelf.kind:
-            raise ValueError(
-                f"x must be like task {t!r}'s other examples, {shelf.kind}, got {_kind(x)}"
-            )
+        for name, tree, known in zip(("x", "y"), (x, y), self._places[t][0].kind, strict=True):
+            if kind(tree) != known:
+                raise ValueError(
+                    f"{name} must be like task {t!r}'s other examples, {known}, got {kind(tree)}"
+                )
 
-    def add(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        """Remember x: (n, …) and y: (n,) as task t's newest examples."""
-        self.check(x, t)
+    def add(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """Offer x: (n, …) and y: (n, …) as task t's newest examples; the policy keeps some."""
+        self.check(x, t, y)
+        self.put(x, t, y)
+
+    def put(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """`add` for what was checked before."""
         if t not in self._places:
             share = self.share(len(self) + 1)
-            for shelf in self._shelves.values():
-                shelf.resize(share)
-            shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
-            self._places[t] = shelf, shelf.new_row(x, y)
-            self.version += 1
-        shelf, row = self._places[t]
-        shelf.add(row, x, y)
+            for known in self._rows.values():
+                known.resize(share, self.policy, self._generator)
+            rows = self._rows_for(x, y, share)
+            self._places[t] = rows, rows.new_row(x, y)
+            self._version += 1
+        rows, i = self._places[t]
+        rows.add(i, x, y, self.policy, self._generator)
 
-    def __getitem__(self, t: Hashable) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, t: Hashable) -> tuple[Tree, Tree]:
         """(x, y) kept for task t, oldest first."""
-        shelf, row = self._places[t]
-        return shelf.in_order(row)
+        rows, i = self._places[t]
+        return rows.by_age(i)
 
     def count(self, t: Hashable) -> int:
         """How many examples are kept for task t."""
-        shelf, row = self._places[t]
-        return shelf.counts[row]
+        rows, i = self._places[t]
+        return rows.rows[i].count
 
     def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
 
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
-        while inputs are of one kind and the tasks follow the order in which they were met.
+        while examples are of one kind and the tasks follow the order in which they were met.
         """
-        runs: list[tuple[_Shelf, int, list[Hashable]]] = []
+        runs: list[tuple[Rows, int, list[Hashable]]] = []
         for t in tasks:
-            shelf, row = self._places[t]
-            if runs and runs[-1][0] is shelf and runs[-1][1] + len(runs[-1][2]) == row:
+            rows, i = self._places[t]
+            if runs and runs[-1][0] is rows and runs[-1][1] + len(runs[-1][2]) == i:
                 runs[-1][2].append(t)
             else:
-                runs.append((shelf, row, [t]))
-        return [
-            shelf.stack(start, start + len(those), masks(those)) for shelf, start, those in runs
-        ]
+                runs.append((rows, i, [t]))
+        return [rows.stack(start, those, masks(those)) for rows, start, those in runs]
 
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed."""
-        key = (t, self.version, masks is _all_outputs)
+        key = (t, self._version, masks is _all_outputs)
         if self._others is None or self._others[0] != key:
             self._others = key, self.stacks([k for k in self if k != t], masks)
         return self._others[1]
 
     def sample(
         self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
-    ) -> list[tuple[Tensor, ...]]:
+    ) -> list[tuple[Tree, ...]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).
 
-        As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one, or none if
-        there is nothing, as long as inputs are of one kind.
+        As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
+        of examples. They are drawn by the global generator, which is the learner's own in a step.
         """
         stacks = self.stacks(tasks, masks)
         some = next((stack.masks for stack in stacks if stack.masks is not None), None)
-        sizes = [count for stack in stacks for count in stack.counts]
-        total = sum(sizes)
+        total = sum(count for stack in stacks for count in stack.counts)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
-        batches: dict[_Kind, list[tuple[Tensor, ...]]] = {}
+        batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
         for stack in stacks:
-            m = stack.y.shape[1]
+            _, m = stack.room
             # positions of the filled slots in the stack, all tasks in one row
             slots = torch.cat([i * m + torch.arange(c) for i, c in enumerate(stack.counts)])
             if chosen is not None:
                 inside = (chosen >= start) & (chosen < start + len(slots))
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
-            batch = [stack.x.flatten(0, 1), stack.y.flatten()]
+            batch = [stack.flat_x, stack.flat_y]
             if some is not None:  # then all batches have them
                 all_outputs = some.new_ones((len(stack), some.shape[1]))
                 own = all_outputs if stack.masks is None else stack.masks
                 batch.append(own.repeat_interleave(m, 0))
-            if len(slots) < len(batch[1]):
-                slots = slots.to(batch[1].device)
-                batch = [part[slots] for part in batch]
-            if len(batch[1]):
-                batches.setdefault(_kind(batch[0]), []).append(tuple(batch))
+            if len(slots) < size(batch[1]):
+                slots = slots.to(leaves(batch[1])[0].device)
+                batch = [take(part, slots) for part in batch]
+            if size(batch[1]):
+                batches.setdefault(kind(batch[:2]), []).append(tuple(batch))
         return [
-            tuple(torch.cat(part) for part in zip(*parts, strict=True))
-            if len(parts) > 1
-            else parts[0]
+            tuple(concatenate(part) for part in zip(*parts, strict=True))
             for parts in batches.values()
         ]
 
@@ -175,133 +200,51 @@ class EpisodicMemory:
 
     def __repr__(self) -> str:
         limit = f"memories={self.memories}" if self.budget is None else f"budget={self.budget}"
-        return f"EpisodicMemory({limit}, {len(self)} tasks)"
+        return f"EpisodicMemory({limit}, keep={self.policy.name!r}, {len(self)} tasks)"
+
+    def clear(self) -> None:
+        """Forget all examples of all tasks."""
+        self._places, self._rows, self._others = {}, {}, None
+        self._version += 1
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, slot by slot: sums over the memory come out the same to the last bit."""
         return {
-            "limits": (self.memories, self.budget),
-            "tasks": {t: shelf.get_row(row) for t, (shelf, row) in self._places.items()},
+            "limits": self._limits(),
+            "randomness": self._generator.get_state(),
+            "tasks": {
+                t: (*rows.slots(i), rows.rows[i].seen, rows.rows[i].oldest)
+                for t, (rows, i) in self._places.items()
+            },
         }
 
     def load_state_dict(
         self, state: dict[str, Any], device: torch.device | str | None = None
     ) -> None:
         """Take over what `state_dict` gave; on a device, if one is named."""
-        if tuple(state["limits"]) != (self.memories, self.budget):
+        if tuple(state["limits"]) != self._limits():
             raise ValueError(
-                f"memories and budget must be {tuple(state['limits'])} as when the state was "
-                f"saved, got {(self.memories, self.budget)}"
+                f"memories, budget and keep must be {tuple(state['limits'])} as when the state was "
+                f"saved, got {self._limits()}"
             )
-        self._places = {}
-        self.version += 1
         share = self.share(len(state["tasks"]))
-        self._shelves = {kind: s for kind, s in self._shelves.items() if s.size == share}
-        for shelf in self._shelves.values():
-            shelf.clear()
-        for t, (x, y, oldest) in state["tasks"].items():
-            x, y = x.to(device), y.to(device)
-            shelf = self._shelves.setdefault(_kind(x), _Shelf(x, y, share))
-            row = shelf.new_row(x, y)
-            shelf.add(row, x, y)
-            shelf.oldest[row] = oldest
-            self._places[t] = shelf, row
+        self._generator.set_state(state["randomness"].cpu())
+        self._places, self._others = {}, None
+        self._version += 1
+        # Tensors of the right size are used again: a CUDA graph that refers to them stays valid.
+        self._rows = {kind: rows for kind, rows in self._rows.items() if rows.size == share}
+        for rows in self._rows.values():
+            rows.rows = []
+        for t, (x, y, seen, oldest) in state["tasks"].items():
+            x, y = to(x, device), to(y, device)
+            rows = self._rows_for(x, y, share)
+            self._places[t] = rows, rows.restore(x, y, seen, oldest)
 
+    def _limits(self) -> tuple[int, int | None, str]:
+        return self.memories, self.budget, self.policy.name
 
-class FirstExamples(EpisodicMemory):
-    """For each task, the first examples observed instead of the last."""
-
-    def add(self, x: Tensor, t: Hashable, y: Tensor) -> None:
-        room = self.memories - (self.count(t) if t in self else 0)
-        self.check(x, t)
-        if room > 0:
-            super().add(x[:room], t, y[:room])
-
-
-_Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
-
-
-def _kind(x: Tensor) -> _Kind:
-    return tuple(x.shape[1:]), x.dtype, x.device
-
-
-class _Shelf:
-    """Tasks with inputs of one kind, a row of `size` slots each, in one tensor.
-
-    A row is a ring: once it is full, the newest example replaces the oldest. Its slots are filled
-    with copies of the task's first example until they are used, so that all of them can be passed
-    through a network; `counts` says how many count.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, size: int) -> None:
-        self.kind = _kind(x)
-        self.size = size
-        self.x = x.new_empty((0, size, *x.shape[1:]))
-        self.y = y.new_empty((0, size))
-        self.shares = torch.empty((0, size), dtype=exact(x), device=x.device)  # see `Stack`
-        self.counts: list[int] = []
-        self.oldest: list[int] = []  # the slot that is overwritten next, once the row is full
-
-    def new_row(self, x: Tensor, y: Tensor) -> int:
-        row = len(self.counts)
-        if row == len(self.x):
-            self._grow(max(4, 2 * row))
-        self.x[row] = x[0].detach()
-        self.y[row] = y[0]
-        self.shares[row] = 0
-        self.counts.append(0)
-        self.oldest.append(0)
-        return row
-
-    def add(self, row: int, x: Tensor, y: Tensor) -> None:
-        if len(y) > self.size:
-            x, y = x[-self.size :], y[-self.size :]
-        while len(y):
-            count = self.counts[row]
-            slot = count if count < self.size else self.oldest[row]
-            n = min(len(y), self.size - slot)
-            self.x[row, slot : slot + n] = x[:n].detach()
-            self.y[row, slot : slot + n] = y[:n]
-            if count < self.size:
-                self.counts[row] += n
-                self.shares[row, : count + n] = 1 / (count + n)
-            else:
-                self.oldest[row] = (slot + n) % self.size
-            if n == len(y):
-                return
-            x, y = x[n:], y[n:]
-
-    def get_row(self, row: int) -> tuple[Tensor, Tensor, int]:
-        n = self.counts[row]
-        return self.x[row, :n].clone(), self.y[row, :n].clone(), self.oldest[row]
-
-    def in_order(self, row: int) -> tuple[Tensor, Tensor]:
-        x, y = self.x[row, : self.counts[row]], self.y[row, : self.counts[row]]
-        return x.roll(-self.oldest[row], 0), y.roll(-self.oldest[row], 0)
-
-    def stack(self, start: int, stop: int, masks: Tensor | None) -> Stack:
-        which = slice(start, stop)
-        counts = tuple(self.counts[which])
-        return Stack(self.x[which], self.y[which], counts, masks, self.shares[which])
-
-    def resize(self, size: int) -> None:
-        """Give every row `size` slots, keeping its newest examples."""
-        if size == self.size:
-            return
-        kept = [self.in_order(row) for row in range(len(self.counts))]
-        self.size, self.counts, self.oldest = size, [], []
-        self.x = self.x.new_empty((0, size, *self.x.shape[2:]))
-        self.y, self.shares = self.y.new_empty((0, size)), self.shares.new_empty((0, size))
-        for x, y in kept:
-            self.add(self.new_row(x, y), x, y)
-
-    def clear(self) -> None:
-        """Forget all tasks, and keep the room: what refers to it, such as a graph, stays valid."""
-        self.counts, self.oldest = [], []
-
-    def _grow(self, rows: int) -> None:
-        for name in ("x", "y", "shares"):
-            old = getattr(self, name)
-            new = old.new_empty((rows, *old.shape[1:]))
-            new[: len(old)] = old
-            setattr(self, name, new)
+    def _rows_for(self, x: Tree, y: Tree, share: int) -> Rows:
+        both = kind(x), kind(y)
+        if both not in self._rows:
+            self._rows[both] = Rows(x, y, share)
+        return self._rows[both]

@@ -1,5 +1,6 @@
-"""Networks of the paper's experiments, and starting one afresh."""
+"""Networks of the paper's experiments, starting one afresh, and making one wider."""
 
-from gradmem.networks.networks import ResNet18, mlp, reset_parameters, resnet18
+from gradmem.networks.paper import ResNet18, mlp, reset_parameters, resnet18
+from gradmem.networks.widen import widen
 
-__all__ = ["ResNet18", "mlp", "reset_parameters", "resnet18"]
+__all__ = ["ResNet18", "mlp", "reset_parameters", "resnet18", "widen"]

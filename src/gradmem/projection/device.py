@@ -30,29 +30,32 @@ PRODUCTS = (16, 64, 66, 4)  # with the rows of a program
 APPLY = {16: (64, 264, 4), 32: (64, 264, 4), 64: (64, 264, 4), 128: (32, 264, 4)}
 
 
-def project_on_device(g: Tensor, G: Tensor, margin: Tensor, floor: bool, counts: Tensor) -> Tensor:
-    """g̃: (p,) for g: (p,) and G: (k, p).
+def project_on_device(
+    g: Tensor, G: Tensor, margin: Tensor, floor: bool, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """g̃: (p,) for g: (p,) and G: (k, p), and the dual's solution v★: (k,).
 
     `margin` is γ: () as a double, which a kernel cannot be given as a number. Adds to `counts`:
     (4,) whether there was a violation, how many constraints were violated, how many bind, and how
     many steps it took to find out.
     """
     if g.itemsize < 4 or G.itemsize < 4:  # the compiler has no products of these
-        return project_on_device(g.float(), G.float(), margin, floor, counts).to(g.dtype)
+        g_tilde, v = project_on_device(g.float(), G.float(), margin, floor, counts)
+        return g_tilde.to(g.dtype), v
     g, G = g.contiguous(), G if G.stride(1) == 1 else G.contiguous()
     step = _Step(g, G, margin, floor, counts)
     if step.k > MOST:
         step.solve(step.large_problem())
-        return step.large_result()
+        return step.large_result(), step.weights[1]
     if step.k < CHOOSE_FROM or floor:  # v ≥ γ concerns all constraints from the start
         step.solve(step.problem())
-        return step.apply()
+        return step.apply(), step.weights[1]
     step.choose()
     step.solve(step.problem(step.chosen), step.chosen)
     g_tilde = step.apply(step.z)
     step.judge()
     step.solve(step.problem(flagged=True), flagged=True)
-    return step.apply(out=g_tilde)
+    return step.apply(out=g_tilde), step.weights[1]
 
 
 class _Step:

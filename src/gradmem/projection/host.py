@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["dual", "project_on_host"]
+__all__ = ["Projected", "dual", "project_on_host", "solve"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Whether any constraint was violated (0 or 1), how many, how many bind, steps of the solver.
@@ -17,44 +18,89 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def project_on_host(g: Tensor, G: Tensor, margin: float, margin_rule: str) -> tuple[Tensor, Counts]:
-    """g̃: (p,) for g: (p,) and G: (k, p), and what there was to do."""
+@dataclass(frozen=True)
+class Projected:
+    """What a projection found, one value per constraint: (k,) tensors in double precision.
+
+    Attributes
+    ----------
+    cosines
+        Of the angle between g and each gradient; a negative one is a violated constraint.
+    v
+        The solution v★ of the dual, without the margin; zero where nothing was violated.
+    """
+
+    cosines: Tensor
+    v: Tensor
+
+
+def project_on_host(
+    g: Tensor, G: Tensor, margin: float, margin_rule: str
+) -> tuple[Tensor, Counts, Projected]:
+    """g̃: (p,) for g: (p,) and G: (k, p), what there was to do, and what was found."""
     # g̃ does not depend on how long the rows are, and follows g's length; rounding depends on both.
     start, length = _scaled(g.double())
     constraints = _Constraints(G)
     if not constraints.in_range():
-        constraints = _Constraints(_scaled(G.double())[0])
+        rows, scale = _scaled(G.double())
+        constraints = _Constraints(rows, scale[:, 0].cpu().numpy())
     signs = constraints.signs(start)
     if np.isnan(signs).any():
         raise FloatingPointError("the gradients at the memories are not finite")
     violated = int((signs < 0).sum())
+    lengths = float(start.norm()) * constraints.lengths
+    cosines = np.divide(signs, lengths, out=np.zeros_like(signs), where=lengths > 0)
     if not violated:
-        return g, (0, 0, 0, 0)
+        return g, (0, 0, 0, 0), _found(cosines, np.zeros_like(signs))
     push = margin / length * G.sum(0)
     if margin_rule == "floor":  # v = γ + w with w ≥ 0: the same problem from another start
-        nearest, active, steps = _nearest(start + push, constraints)
+        nearest, v, steps = _nearest(start + push, constraints)
     else:
-        nearest, active, steps = _nearest(start, constraints)
+        nearest, v, steps = _nearest(start, constraints)
         nearest = nearest + push
-    return (nearest * length).to(g.dtype), (1, violated, active, steps)
+    counts = (1, violated, int((v > 0).sum()), steps)
+    found = _found(cosines, v * float(length) / constraints.scale)
+    return (nearest * length).to(g.dtype), counts, found
 
 
-def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int, int]:
-    """The vector closest to `start`: (p,) that violates no constraint; how many bind; steps taken.
+def _found(cosines: Array, v: Array) -> Projected:
+    return Projected(torch.from_numpy(cosines), torch.from_numpy(v))
+
+
+def solve(A: Array, b: Array) -> Array:
+    """v★ ≥ 0: (k,) that minimises ½ vᵀAv + bᵀv for A = GGᵀ: (k, k) and b = Gg: (k,)."""
+    try:
+        return dual(A, b)[0]
+    except IllConditionedError:
+        from scipy.optimize import nnls
+
+        # A = RᵀR, so with Rᵀd = b the problem is min |Rv + d|.
+        values, vectors = np.linalg.eigh(A)
+        root = np.sqrt(np.maximum(values, 0.0))
+        kept = root > 1e-8 * root.max()
+        R = root[kept, None] * vectors[:, kept].T
+        d = (vectors[:, kept].T @ b) / root[kept]
+        v: Array = nnls(R, -d, maxiter=30 * len(b))[0]
+        return v
+
+
+def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, Array, int]:
+    """The vector closest to `start`: (p,) that violates no constraint; its v: (k,); steps taken.
 
     Most constraints never matter, so the dual is solved for those that are violated, and again
     with those that the solution violates, until it violates none.
     """
     inside = np.zeros(len(constraints.G), dtype=bool)
     tolerance = max(1e-12, 8 * torch.finfo(constraints.G.dtype).eps) * float(start.norm())
-    nearest, active, steps = start, 0, 0
+    nearest, steps = start, 0
+    whole = np.zeros(len(constraints.G))
     factored = False
     while True:
         products, slack = constraints.products(nearest), tolerance * constraints.lengths
         outside = ~inside & (products < -slack)
         failed = not factored and bool((products < -8 * slack)[inside].any())
         if not outside.any() and not failed:
-            return nearest, active, steps
+            return nearest, whole, steps
         inside |= outside
         known = inside.nonzero()[0]
         factored |= failed
@@ -67,7 +113,7 @@ def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, int, int
         if factored:
             nearest, v, taken = constraints.nearest_by_factors(known, start)
         steps += taken
-        active = int((v > 0).sum())
+        whole[known] = v
 
 
 class _Constraints:
@@ -80,7 +126,8 @@ class _Constraints:
     #: Numbers that are in double precision at a time: they stay in the processor's cache.
     BLOCK = 1 << 17
 
-    def __init__(self, G: Tensor) -> None:
+    def __init__(self, G: Tensor, scale: Array | float = 1.0) -> None:
+        self.scale = scale  # what the rows were divided by
         self.G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
         self.lengths: Array = self.G.norm(dim=1).double().cpu().numpy()
 
@@ -133,7 +180,8 @@ class _Constraints:
         binding = torch.from_numpy(v > 0).to(self.G.device)
         Q, _ = torch.linalg.qr(unit[binding].T)
         nearest = start - Q @ (Q.T @ start)
-        return nearest - Q @ (Q.T @ nearest), v, int(binding.sum())
+        nearest = nearest - Q @ (Q.T @ nearest)
+        return nearest, v / self.lengths[rows], int(binding.sum())
 
     def combine(self, rows: Indices, v: Array) -> Tensor:
         """Σ v_k g_k over some rows: (p,), in the rows' precision."""

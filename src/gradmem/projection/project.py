@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradmem.cuda.devices import current_device, has_triton
-from gradmem.projection.host import project_on_host
+from gradmem.cuda.devices import current_device, has_triton, is_recording
+from gradmem.projection.host import Projected, project_on_host, solve
 from gradmem.validation import non_negative, one_of
 
-__all__ = ["MARGIN_RULES", "Projection", "project"]
+__all__ = ["MARGIN_RULES", "Projection", "project", "solve_dual"]
 
 MARGIN_RULES = ("shift", "floor")
 COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_steps")
@@ -52,11 +52,53 @@ def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift
         return projection(g, G)
 
 
+def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
+    """The weights v of `project`, g̃ = g + Gᵀv, from inner products alone (equation 11).
+
+    For gradients that are nobody's rows of G: sharded over machines, say, or never stored. It is
+    solved on the CPU in double precision.
+
+    Parameters
+    ----------
+    GGt
+        (k, k) inner products of the constraints' gradients.
+    Gg
+        (k,) their inner products with g.
+    margin, margin_rule
+        See `project`.
+
+    Returns
+    -------
+    Tensor
+        v: (k,), in Gg's dtype and on its device; zero if no entry of Gg is negative.
+
+    Examples
+    --------
+    >>> solve_dual(torch.tensor([[4.0]]), torch.tensor([-2.0]))
+    tensor([0.5000])
+    """
+    _check(Gg, GGt, names=("Gg", "GGt"))
+    if len(GGt) != len(Gg):
+        raise ValueError(f"GGt must be (k, k) and Gg (k,), got {len(GGt)} rows and {len(Gg)}")
+    margin = non_negative("margin", margin)
+    floor = one_of("margin_rule", margin_rule, MARGIN_RULES) == "floor"
+    A, b = (part.detach().double().cpu().numpy() for part in (GGt, Gg))
+    if not (b < 0).any():
+        return torch.zeros_like(Gg)
+    v = margin + solve(A, b + margin * A.sum(1) if floor else b)
+    return torch.from_numpy(v).to(Gg)
+
+
 class Projection:
     """`project` without its checks, for many steps: it counts what there was to do.
 
     On a GPU nothing waits for it: the dual is solved there, and the counts stay there until they
     are asked for.
+
+    Attributes
+    ----------
+    last
+        What the last projection found; None if it was recorded as a CUDA graph.
     """
 
     def __init__(self, margin: float = 0.0, margin_rule: str = "shift") -> None:
@@ -64,18 +106,21 @@ class Projection:
         self.margin_rule = one_of("margin_rule", margin_rule, MARGIN_RULES)
         self._host = [0] * len(COUNTS)
         self._device: Tensor | None = None
+        self.last: Projected | None = None
 
-    def __call__(self, g: Tensor, G: Tensor) -> Tensor:
-        """g̃: (p,) for g: (p,) and G: (k, p)."""
+    def __call__(self, g: Tensor, G: Tensor, scale: Tensor | None = None) -> Tensor:
+        """g̃: (p,) for g: (p,) and G: (k, p); the margin is multiplied by `scale`: ()."""
+        self.last = None
         if G.shape[0] == 0 or G.shape[1] == 0:
             return g
         if g.is_cuda and has_triton():
-            return self._on_device(g, G)
-        g_tilde, counts = project_on_host(g, G, self.margin, self.margin_rule)
+            return self._on_device(g, G, scale)
+        margin = self.margin if scale is None else self.margin * float(scale)
+        g_tilde, counts, self.last = project_on_host(g, G, margin, self.margin_rule)
         self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
         return g_tilde
 
-    def _on_device(self, g: Tensor, G: Tensor) -> Tensor:
+    def _on_device(self, g: Tensor, G: Tensor, scale: Tensor | None) -> Tensor:
         from gradmem.projection.device import project_on_device
 
         if self._device is None:  # before a graph may refer to them
@@ -83,7 +128,12 @@ class Projection:
             self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
         floor = self.margin_rule == "floor"
         with current_device(g.device), torch.autocast("cuda", enabled=False):
-            return project_on_device(g, G, self._gamma, floor, self._device)
+            gamma = self._gamma if scale is None else self._gamma * scale.double()
+            g_tilde, v = project_on_device(g, G, gamma, floor, self._device)
+            if not is_recording():  # a graph would have it computed in every step
+                lengths = torch.linalg.vector_norm(G, dim=1) * torch.linalg.vector_norm(g)
+                self.last = Projected((G @ g / lengths).nan_to_num().double(), v)
+            return g_tilde
 
     def counts(self) -> dict[str, int]:
         """Steps with a violation, violated and binding constraints, steps of the solver; so far."""
@@ -98,15 +148,18 @@ class Projection:
             self._device.zero_()
 
 
-def _check(g: Tensor, G: Tensor) -> None:
-    for name, values in (("g", g), ("G", G)):
+def _check(g: Tensor, G: Tensor, names: tuple[str, str] = ("g", "G")) -> None:
+    for name, values in zip(names, (g, G), strict=True):
         if not isinstance(values, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
         if not values.is_floating_point():
             raise TypeError(f"{name} must hold floating-point numbers, got {values.dtype}")
     if g.ndim != 1 or G.ndim != 2 or G.shape[1] != len(g):
-        raise ValueError(f"g must be (p,) and G (k, p), got {tuple(g.shape)} and {tuple(G.shape)}")
-    for name, values in (("g", g), ("G", G)):
+        raise ValueError(
+            f"{names[0]} must be (p,) and {names[1]} (k, p), got {tuple(g.shape)} and "
+            f"{tuple(G.shape)}"
+        )
+    for name, values in zip(names, (g, G), strict=True):
         if not values.isfinite().all():
             bad = (~values.isfinite()).nonzero()[0]
             raise ValueError(

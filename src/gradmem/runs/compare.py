@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from gradmem.benchmarks.parts import (
     shown,
 )
 from gradmem.evaluation import Progress, Result
+from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
 from gradmem.validation import one_of, positive_int
@@ -143,7 +143,7 @@ def finished_run(folder: Path, experiment: Experiment) -> Run | None:
         known = read_run(folder)
     except ValueError:
         return None
-    return known if known.config == json.loads(json.dumps(experiment.config())) else None
+    return known if known.config == as_text(experiment.config()) else None
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:

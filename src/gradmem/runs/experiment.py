@@ -24,6 +24,7 @@ from gradmem.benchmarks.parts import (
     shown,
 )
 from gradmem.evaluation import Result, run
+from gradmem.evaluation.result import as_text
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
 from gradmem.trees import leaves
@@ -154,6 +155,15 @@ class Experiment:
         """The same experiment but for these arguments."""
         return Experiment(**self.config() | changes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What other processes are sent: not the benchmark's own settings, which may be functions.
+
+        They have the benchmark, and the key is found once.
+        """
+        own = find_benchmark(self.benchmark).settings.get(self.name, {})
+        asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
+        return _again, (self.config() | {"settings": asked}, vars(self).get("key"))
+
     @cached_property
     def key(self) -> str:
         """A name for people and a hash of everything that determines the run's numbers.
@@ -167,7 +177,7 @@ class Experiment:
         'mnist-rotations-single-lr0.01-seed0-...'
         """
         data = _fingerprint(find_benchmark(self.benchmark), self.stream.get("data"))
-        config = _as_one(self.config() | {"data": data, "gradmem": __version__})
+        config = _as_one(as_text(self.config() | {"data": data, "gradmem": __version__}))
         text = json.dumps(config, sort_keys=True)
         parts = [shown(self.benchmark), self.name]
         parts += [f"{name}{value}" for name, value in config["settings"].items()]
@@ -215,6 +225,13 @@ class Experiment:
         return result
 
 
+def _again(config: dict[str, Any], key: str | None) -> Experiment:
+    experiment = Experiment(**config)
+    if key is not None:
+        vars(experiment)["key"] = key
+    return experiment
+
+
 def keep_continuums(n: int) -> None:
     """Keep the last `n` continuums in this process, not just one, for runs that come back to them.
 
@@ -227,7 +244,7 @@ def keep_continuums(n: int) -> None:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings as one text, the same for the same settings."""
-    return json.dumps(_as_one(dict(settings)), sort_keys=True)
+    return json.dumps(_as_one(as_text(dict(settings))), sort_keys=True)
 
 
 def _as_one(value: Any) -> Any:

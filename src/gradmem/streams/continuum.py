@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gradmem.validation import class_ids, descriptor, non_negative_int, positive, positive_int
+from gradmem.streams.examples import Pair
+from gradmem.streams.split import tasks_by_class, tasks_by_value, tasks_of_datasets
+from gradmem.streams.task import Source, Task, as_examples, check_labels, hold_out
+from gradmem.trees import Tree
+from gradmem.validation import class_ids, descriptor, non_negative_int, positive_int
 
-__all__ = ["Continuum", "Examples", "Task"]
+__all__ = ["IID", "Continuum"]
 
-Batch = tuple[Tensor, Hashable, Tensor]
-Pair = tuple[Tensor, Tensor]
-
-BATCHES_PER_FETCH = 64
+Batch = tuple[Tree, Hashable, Tree]
 
 #: The descriptor of a continuum whose tasks were mixed by `Continuum.shuffled`.
 IID = "iid"
@@ -28,109 +27,13 @@ IID = "iid"
 _HELD_OUT = 0x5E7A51DE
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Inputs and labels, kept as they are stored and turned to floats only when they are used.
+class Stream(TypedDict, total=False):
+    """How a continuum goes through its tasks; see `Continuum`."""
 
-    Parameters
-    ----------
-    x
-        (n, …) inputs, in any dtype; a byte a pixel is four times smaller than a float.
-    y
-        (n,) class ids.
-    divisor
-        If given, inputs are served as float32 divided by it (255 for pixels).
-
-    Examples
-    --------
-    >>> digits = Examples(torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8),
-    ...                   torch.tensor([7, 3]), divisor=255)
-    >>> digits[1:]
-    (tensor([[0.2000, 0.4000]]), tensor([3]))
-    """
-
-    x: Tensor
-    y: Tensor
-    divisor: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, values in (("x", self.x), ("y", self.y)):
-            if not isinstance(values, Tensor):
-                raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
-        if self.y.dtype == torch.bool or self.y.is_floating_point() or self.y.is_complex():
-            raise TypeError(f"y must hold whole numbers, got {self.y.dtype}")
-        if self.x.ndim < 1 or self.y.ndim != 1 or len(self.x) != len(self.y):
-            raise ValueError(
-                f"x must be (n, …) and y (n,), got {tuple(self.x.shape)} and {tuple(self.y.shape)}"
-            )
-        if len(self.y) == 0:
-            raise ValueError("there must be at least one example, got none")
-        if self.divisor is not None:
-            positive("divisor", self.divisor)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, which: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a slice, a mask or a tensor of positions, ready to be used."""
-        x, y = self.x[which], self.y[which].long()
-        return (x if self.divisor is None else torch.div(x, self.divisor)), y
-
-    def to(self, device: torch.device | str) -> Examples:
-        """The same examples on a device; itself if they are there already."""
-        x, y = self.x.to(device), self.y.to(device)
-        return self if x is self.x and y is self.y else Examples(x, y, self.divisor)
-
-    def _part(self, which: Tensor) -> Examples:
-        """The examples at these positions, as they are stored."""
-        which = which.to(self.y.device)
-        return Examples(self.x[which], self.y[which], self.divisor)
-
-    def _with(self, other: Examples) -> Examples:
-        return Examples(torch.cat([self.x, other.x]), torch.cat([self.y, other.y]), self.divisor)
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All examples in order, `size` at a time."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
-
-
-class Task:
-    """One stretch of a continuum: a descriptor, what is learned, and what tests it.
-
-    Parameters
-    ----------
-    t
-        The task descriptor: any hashable value.
-    train, test
-        `Examples`, or plain pairs (x, y).
-    label
-        A name for people, in tables and pictures.
-    classes
-        The outputs that are this task's, if it has its own: class ids, all labels among them.
-        None: all outputs.
-    """
-
-    def __init__(
-        self,
-        t: Hashable,
-        train: Examples | Pair,
-        test: Examples | Pair | None = None,
-        label: str = "",
-        classes: Sequence[int] | None = None,
-    ) -> None:
-        self.t = descriptor(t)
-        self.train = _examples("train", train)
-        self.test = None if test is None else _examples("test", test)
-        self.label = label or f"task {t}"
-        self.classes = None if classes is None else class_ids(f"classes of task {t!r}", classes)
-        if self.classes is not None:
-            _check_labels(t, self.classes, "train", self.train)
-            if self.test is not None:
-                _check_labels(t, self.classes, "test", self.test)
-
-    def __repr__(self) -> str:
-        return f"Task({self.t!r}, {len(self.train)} examples)"
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    seed: int
 
 
 class Continuum:
@@ -138,7 +41,8 @@ class Continuum:
 
     Iterating yields the mini-batches, `len` counts them; indexing and slicing are by task and give
     a smaller continuum; `+` puts one after another. A task may come back: its descriptor then
-    stands twice in `tasks`, and once in `tests`.
+    stands twice in `tasks`, and once in `tests`. `from_arrays`, `split_by`, `split_by_class` and
+    `from_datasets` make the tasks, too.
 
     Parameters
     ----------
@@ -186,7 +90,7 @@ class Continuum:
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        tests: Mapping[Hashable, Examples | Pair] | None = None,
+        tests: Mapping[Hashable, Source | Pair] | None = None,
         outputs: Mapping[Hashable, Sequence[int]] | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
@@ -200,13 +104,190 @@ class Continuum:
         self.shuffle = shuffle
         self.seed = non_negative_int("seed", seed)
         given = _tests(self.tasks) if tests is None else tests
-        self.tests = {descriptor(t): _examples("tests", test) for t, test in given.items()}
+        self.tests = {descriptor(t): as_examples("tests", test) for t, test in given.items()}
         self.outputs = _outputs(self.tasks, outputs or {})
         for t, test in self.tests.items():
             if t in self.outputs:
-                _check_labels(t, self.outputs[t], "test", test)
+                check_labels(t, self.outputs[t], "test", test)
         # A slice keeps each task's place in the whole, and with it its order of examples.
         self._places: tuple[int, ...] = tuple(range(len(self.tasks)))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Tree,
+        y: Tree,
+        t: Iterable[Any],
+        test: tuple[Tree, Tree, Iterable[Any]] | float,
+        *,
+        sort: bool = False,
+        divisor: float | None = None,
+        **stream: Unpack[Stream],
+    ) -> Continuum:
+        """A continuum of arrays in which each example has its task descriptor.
+
+        Parameters
+        ----------
+        x, y
+            Inputs and targets, an example per row: arrays (numpy, pandas, …), tensors, or dicts,
+            tuples and lists of these. Float64 arrays become torch's default dtype.
+        t
+            The task descriptor of each example: a list, array or tensor.
+        test
+            The same three for the test sets, (x, y, t); or the fraction of each task's examples
+            that tests it and is not trained on.
+        sort
+            Whether tasks come in sorted order of their descriptors, not in that of their first
+            examples.
+        divisor
+            See `Examples`.
+        stream
+            `batch_size`, `epochs`, `shuffle` and `seed` of the continuum.
+
+        Examples
+        --------
+        >>> x, y = np.random.rand(12, 2), np.arange(12) % 2
+        >>> t = ["mon"] * 4 + ["tue"] * 8
+        >>> continuum = Continuum.from_arrays(x, y, t, test=0.25, batch_size=3)
+        >>> continuum.tasks, continuum.labels()
+        ((Task('mon', 3 examples), Task('tue', 6 examples)), ['task mon', 'task tue'])
+        """
+        seed = stream.get("seed", 0)
+        return cls(tasks_by_value(x, y, t, test, sort, divisor, seed), **stream)
+
+    @classmethod
+    def split_by(
+        cls,
+        values: Iterable[Any],
+        x: Tree,
+        y: Tree,
+        test: tuple[Iterable[Any], Tree, Tree] | float,
+        *,
+        name: str = "",
+        divisor: float | None = None,
+        **stream: Unpack[Stream],
+    ) -> Continuum:
+        """A continuum with one task for each distinct value of a column, in sorted order.
+
+        Parameters
+        ----------
+        values
+            The column: a value per example, in a list, array, tensor or pandas column. The values
+            are the task descriptors.
+        x, y, divisor, stream
+            See `from_arrays`.
+        test
+            The same three for the test sets, (values, x, y); or the fraction of each task's
+            examples that tests it and is not trained on.
+        name
+            The column's name, for the tasks' labels; if left out, that of a pandas column.
+
+        Examples
+        --------
+        >>> years = np.array([2021, 2020, 2021, 2020])
+        >>> x, y = torch.rand(4, 3), torch.rand(4, 1)
+        >>> continuum = Continuum.split_by(years, x, y, test=0.5, name="year")
+        >>> continuum.labels()
+        ['year 2020', 'year 2021']
+        """
+        label = name or str(getattr(values, "name", None) or "")
+        if isinstance(test, tuple | list):
+            test = (*test[1:], test[0])
+        seed = stream.get("seed", 0)
+        return cls(tasks_by_value(x, y, values, test, True, divisor, seed, label), **stream)
+
+    @classmethod
+    def split_by_class(
+        cls,
+        x: Tree,
+        y: Any,
+        n_tasks: int | None = None,
+        *,
+        test: tuple[Tree, Any] | float,
+        classes: int | Sequence[Sequence[int]] | None = None,
+        own_outputs: bool = True,
+        divisor: float | None = None,
+        **stream: Unpack[Stream],
+    ) -> Continuum:
+        """A class-incremental continuum: tasks 0, 1, … bring some classes each.
+
+        Parameters
+        ----------
+        x, divisor, stream
+            See `from_arrays`.
+        y
+            (n,) class ids; they stay what they are in every task.
+        n_tasks
+            Number of tasks, of as many classes each, in the order of their ids.
+        test
+            The test examples, (x, y); or the fraction of each task's examples that tests it and is
+            not trained on.
+        classes
+            Instead of `n_tasks`: the number of classes per task, or a list of each task's class
+            ids. Examples of classes that are in no list are left out.
+        own_outputs
+            Whether a task's classes are its own outputs (see `Task`). False: all tasks share all
+            outputs, and classes must be told apart across tasks.
+
+        Examples
+        --------
+        >>> x, y = torch.rand(60, 5), torch.arange(60) % 6
+        >>> continuum = Continuum.split_by_class(x, y, 3, test=0.2)
+        >>> continuum.outputs
+        {0: (0, 1), 1: (2, 3), 2: (4, 5)}
+        >>> shared = Continuum.split_by_class(
+        ...     x, y, classes=[[0, 5], [1, 2, 3]], test=(x, y), own_outputs=False)
+        >>> shared.labels(), shared.n_examples, shared.outputs
+        (['classes 0, 5', 'classes 1–3'], 50, {})
+        """
+        seed = stream.get("seed", 0)
+        tasks = tasks_by_class(x, y, n_tasks, classes, test, own_outputs, divisor, seed)
+        return cls(tasks, **stream)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Mapping[Any, Any] | Iterable[Sequence[Any]],
+        *,
+        test: float | None = None,
+        classes: Mapping[Hashable, Sequence[int]] | None = None,
+        batch_size: int = 10,
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        **loader: Any,
+    ) -> Continuum:
+        """A continuum of PyTorch datasets that are never read whole: see `DatasetExamples`.
+
+        The order of examples is that of a continuum of the same data in memory.
+
+        Parameters
+        ----------
+        datasets
+            Map-style datasets whose items are pairs (x, y). Either a dict, t → training dataset or
+            t → (training dataset, test dataset), or a list of (t, training dataset, test dataset),
+            in which a task may come back (with the same test dataset).
+        test
+            If there are no test datasets, the fraction of each task's examples that tests it and is
+            not trained on.
+        classes
+            t → class ids, for tasks that have their own outputs (see `Task`).
+        batch_size, epochs, shuffle, seed
+            See `Continuum`.
+        loader
+            Further arguments of `torch.utils.data.DataLoader`, such as `num_workers`, for training
+            and test sets.
+
+        Examples
+        --------
+        >>> from torch.utils.data import TensorDataset
+        >>> days = {day: TensorDataset(torch.rand(20, 2), torch.arange(20) % 2) for day in "ab"}
+        >>> continuum = Continuum.from_datasets(days, test=0.25, batch_size=5, num_workers=0)
+        >>> [(t, x.shape[0]) for x, t, y in continuum]
+        [('a', 5), ('a', 5), ('a', 5), ('b', 5), ('b', 5), ('b', 5)]
+        """
+        tasks = tasks_of_datasets(datasets, classes, test, loader, seed)
+        return cls(tasks, batch_size, epochs, shuffle, seed)
 
     @property
     def n_tasks(self) -> int:
@@ -235,13 +316,9 @@ class Continuum:
     def __iter__(self) -> Iterator[Batch]:
         for place, task in zip(self._places, self.tasks, strict=True):
             for epoch in range(self.epochs):
-                order = self._order(len(task.train), place, epoch).to(task.train.x.device)
-                # Many mini-batches at a time: on a GPU, every fetch costs the host time.
-                for some in torch.split(order, self.batch_size * BATCHES_PER_FETCH):
-                    x, y = task.train[some]
-                    for start in range(0, len(y), self.batch_size):
-                        stop = start + self.batch_size
-                        yield x[start:stop], task.t, y[start:stop]
+                seed = [self.seed, place, epoch]
+                for x, y in task.train.batches(self.batch_size, self.shuffle, seed):
+                    yield x, task.t, y
 
     def __getitem__(self, which: int | slice) -> Continuum:
         if isinstance(which, slice):
@@ -261,7 +338,7 @@ class Continuum:
                     "continuums must agree in batch_size, epochs and shuffle to be joined"
                 )
         for t, test in self.tests.items():
-            if not _are_same(other.tests.get(t, test), test):
+            if not test.is_same(other.tests.get(t, test)):
                 raise ValueError(f"task {t!r} comes back with another test set")
         return Continuum(
             self.tasks + other.tasks,
@@ -286,13 +363,8 @@ class Continuum:
         tasks, so R has one row and a column per task. Each epoch goes through all examples. If
         every task has its own classes, "iid" has them all, and the tests keep their own.
         """
-        if len({task.train.divisor for task in self.tasks}) > 1:
-            raise ValueError("tasks must agree in their divisor to be shuffled together")
-        mixed = Examples(
-            torch.cat([task.train.x for task in self.tasks]),
-            torch.cat([task.train.y for task in self.tasks]),
-            self.tasks[0].train.divisor,
-        )
+        first, *others = (task.train for task in self.tasks)
+        mixed = first.joined(*others)
         own = [task.classes for task in self.tasks if task.classes is not None]
         classes = sorted({*chain(*own)}) if len(own) == self.n_tasks else None
         return Continuum(
@@ -327,46 +399,27 @@ class Continuum:
         >>> len(chosen_on.tasks[0].train), len(chosen_on.tests["a"])
         (15, 5)
         """
-        if positive("fraction", fraction) >= 1:
-            raise ValueError(f"fraction must be below 1, got {fraction!r}")
         seed = self.seed if seed is None else non_negative_int("seed", seed)
-        tasks: list[Task] = []
-        kept_back: dict[Hashable, Examples] = {}
-        for place, task in zip(self._places, self.tasks, strict=True):
-            n = len(task.train)
-            lost = max(1, round(fraction * n))
-            if lost >= n:
-                raise ValueError(
-                    f"{task.label} has {n} training examples: too few to hold out {fraction!r}"
-                )
-            drawn = np.random.default_rng([seed, _HELD_OUT, place, 0]).permutation(n)
-            out, left = (torch.from_numpy(np.sort(part)) for part in np.split(drawn, [lost]))
-            rest = copy.copy(task)
-            rest.train, part = task.train._part(left), task.train._part(out)
-            before = kept_back.get(task.t)
-            kept_back[task.t] = part if before is None else before._with(part)
-            tasks.append(rest)
-        for task in tasks:
-            task.test = kept_back[task.t]
-        continuum = copy.copy(self)
-        continuum.tasks, continuum.tests = tuple(tasks), kept_back
-        return continuum
+        tasks = hold_out(self.tasks, fraction, [seed, _HELD_OUT], self._places)
+        return self._having(tasks, {task.t: task.test for task in tasks if task.test is not None})
 
     def to(self, device: torch.device | str) -> Continuum:
-        """The same continuum with its data on a device; itself if it is there already."""
+        """The same continuum, whose batches are on a device; itself if they are already.
+
+        Examples in memory are copied there; batches of a dataset are as they are read.
+        """
         tests = {t: test.to(device) for t, test in self.tests.items()}
-        tasks = [
-            Task(task.t, task.train.to(device), tests.get(task.t), task.label, task.classes)
-            for task in self.tasks
-        ]
+        tasks = [task.having(task.train.to(device), tests.get(task.t)) for task in self.tasks]
         same = all(new.train is old.train for new, old in zip(tasks, self.tasks, strict=True))
         if same and all(tests[t] is self.tests[t] for t in tests):
             return self
-        moved = Continuum(
-            tasks, self.batch_size, self.epochs, self.shuffle, self.seed, tests, self.outputs
-        )
-        moved._places = self._places
-        return moved
+        return self._having(tasks, tests)
+
+    def _having(self, tasks: Sequence[Task], tests: Mapping[Hashable, Source]) -> Continuum:
+        """The same continuum with other examples of the same tasks."""
+        other = copy.copy(self)
+        other.tasks, other.tests = tuple(tasks), dict(tests)
+        return other
 
     def _part(self, places: Sequence[int]) -> Continuum:
         tasks = [self.tasks[i] for i in places]
@@ -384,32 +437,15 @@ class Continuum:
         part._places = tuple(self._places[i] for i in places)
         return part
 
-    def _order(self, n: int, place: int, epoch: int) -> Tensor:
-        if not self.shuffle:
-            return torch.arange(n)
-        return torch.from_numpy(np.random.default_rng([self.seed, place, epoch]).permutation(n))
 
-
-def _examples(name: str, given: Examples | Pair) -> Examples:
-    if isinstance(given, Examples):
-        return given
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"{name} must be Examples or a pair (x, y), got {type(given).__name__}")
-    return Examples(*given)
-
-
-def _tests(tasks: Sequence[Task]) -> dict[Hashable, Examples]:
-    tests: dict[Hashable, Examples] = {}
+def _tests(tasks: Sequence[Task]) -> dict[Hashable, Source]:
+    tests: dict[Hashable, Source] = {}
     for task in tasks:
-        if task.test is not None and not _are_same(tests.setdefault(task.t, task.test), task.test):
+        if task.test is not None and not tests.setdefault(task.t, task.test).is_same(task.test):
             raise ValueError(f"task {task.t!r} comes back with another test set")
     if not tests:
         raise ValueError("at least one task needs a test set, got none")
     return tests
-
-
-def _are_same(one: Examples, other: Examples) -> bool:
-    return one.x is other.x and one.y is other.y and one.divisor == other.divisor
 
 
 def _outputs(
@@ -430,11 +466,3 @@ def _outputs(
             raise ValueError(f"outputs of task {t!r} must be its own classes, {met[t]}, got {ids}")
         outputs[descriptor(t)] = ids
     return outputs
-
-
-def _check_labels(t: Hashable, classes: tuple[int, ...], part: str, examples: Examples) -> None:
-    if wrong := sorted({*examples.y.unique().tolist()} - {*classes}):
-        raise ValueError(
-            f"the {part} labels of task {t!r} must be among its classes {list(classes)}, "
-            f"got {wrong[:10]}"
-        )

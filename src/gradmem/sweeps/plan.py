@@ -14,6 +14,7 @@ from gradmem.benchmarks.parts import (
     learner_reference,
     setting_parameters,
 )
+from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
@@ -217,6 +218,11 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
                 if not isinstance(values, list | tuple) or not values:
                     raise ValueError(
                         f"{learner}'s {name} must have a list of values to try, got {values!r}"
+                    )
+                if as_text(list(values)) != list(values):
+                    raise ValueError(
+                        f"{learner}'s {name} must have values that JSON can hold, got {values!r}: "
+                        "other settings belong in the benchmark"
                     )
             plain[benchmark][learner] = {name: list(values) for name, values in grid.items()}
     return plain

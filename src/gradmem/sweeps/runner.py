@@ -21,6 +21,7 @@ from gradmem.benchmarks.parts import (
     shown,
 )
 from gradmem.evaluation.machine import cores
+from gradmem.evaluation.result import as_text
 from gradmem.runs.compare import seed_numbers
 from gradmem.runs.experiment import Experiment, settings_text
 from gradmem.runs.folder import Failure, Run
@@ -248,7 +249,8 @@ def _try_data(planned: Sequence[Experiment]) -> None:
 
 def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
     own = (choice.benchmark, choice.learner)
-    return asdict(choice) | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
+    plain: dict[str, Any] = as_text(asdict(choice))
+    return plain | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
 
 
 class Phase:

@@ -1,0 +1,308 @@
+"""GEM for a training loop of one's own: an episodic memory that projects gradients or updates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradmem.gradients import Criterion, Forward, Loss, MemoryGradients, Objective, Transform
+from gradmem.gradients.flat import flat, parameters, rows_by_parameter, split
+from gradmem.memory import EpisodicMemory, Policy, Stack
+from gradmem.projection import Projection
+from gradmem.trees import Tree
+from gradmem.validation import descriptor, one_of
+
+__all__ = ["CONSTRAINED", "GradientMemory", "LastProjection"]
+
+#: What is projected: the gradient, as in the paper, or the step that the optimizer makes of it.
+CONSTRAINED = ("gradient", "update")
+
+
+@dataclass(frozen=True)
+class LastProjection:
+    """What the last projection found, for logging.
+
+    Attributes
+    ----------
+    tasks
+        The past tasks, in the order of the other fields.
+    violated
+        Those whose loss the step would have raised.
+    cosines
+        (k,) of the angle between the gradient (or update) and each task's gradient.
+    v
+        (k,) the dual's solution v★; zero if nothing was violated.
+    """
+
+    tasks: tuple[Hashable, ...]
+    violated: tuple[Hashable, ...]
+    cosines: Tensor
+    v: Tensor
+
+
+class GradientMemory:
+    """Remembers examples of every task and keeps steps from raising the loss at them.
+
+    The loop stays yours: your forward pass, autocast, accumulation, clipping and optimizer.
+
+    Parameters
+    ----------
+    model
+        Any module. Its parameters that require gradients are those that are projected; it is used
+        in the mode (train or eval) that its modules are in. With batch norm in train mode, a pass
+        over the memories moves the running statistics, as any pass does.
+    loss
+        `loss(outputs, y)`: one value per example, or their mean; None for cross-entropy.
+    memories, budget, keep
+        Examples remembered per task, or in all, and which (see `EpisodicMemory`).
+    margin, margin_rule
+        γ ≥ 0, the paper's memory strength, and what it does (see `project`).
+    constrain
+        "gradient" (the paper's): the gradient is projected. With plain SGD no remembered loss then
+        rises, to first order; other optimizers do not step along the gradient. "update": the step
+        that the optimizer made is projected, so that this holds for every optimizer and any margin.
+    memory
+        An `EpisodicMemory` of your own, in place of `memories`, `budget` and `keep`.
+    transform
+        Applied to remembered examples whenever they are used, so that raw ones are remembered.
+    objective
+        What is differentiated, in place of `loss` and `transform` (see `MemoryGradients`).
+    gradients, tasks_per_chunk, memory_limit, precision
+        How the gradients at the memories are computed (see `MemoryGradients`).
+
+    Examples
+    --------
+    >>> import torch, gradmem as gm
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> memory = gm.GradientMemory(model, loss=nn.functional.cross_entropy, memories=20)
+    >>> for step in range(20):
+    ...     x, t, y = torch.randn(10, 4), step // 10, torch.randint(3, (10,))
+    ...     nn.functional.cross_entropy(model(x), y).backward()
+    ...     memory.project_(t)
+    ...     optimizer.step(); optimizer.zero_grad()
+    ...     memory.add(x, t, y)
+    >>> memory
+    GradientMemory(Sequential, memories=20, margin=0.5, constrain='gradient', 2 tasks)
+    >>> memory.gradients().shape
+    torch.Size([2, 131])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None = None,
+        memories: int = 256,
+        budget: int | None = None,
+        margin: float = 0.5,
+        margin_rule: str = "shift",
+        constrain: str = "gradient",
+        *,
+        keep: str | Policy = "last",
+        memory: EpisodicMemory | None = None,
+        transform: Transform | None = None,
+        objective: Objective | None = None,
+        gradients: str = "auto",
+        tasks_per_chunk: int | None = None,
+        memory_limit: int | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+        if not parameters(model):
+            raise ValueError("model has no parameter that learns (requires_grad)")
+        self.model = model
+        self.constrain = one_of("constrain", constrain, CONSTRAINED)
+        self.memory = EpisodicMemory(memories, budget, keep) if memory is None else memory
+        self.project = Projection(margin, margin_rule)
+        # A margin may push a step over a constraint; an update is put back with this one.
+        self._project_again = Projection()
+        self.engine = MemoryGradients(
+            objective or Objective(model, Criterion(loss), Forward(transform)),
+            gradients,
+            tasks_per_chunk,
+            memory_limit,
+            precision,
+        )
+        self._weights = parameters(model)
+        self._last: list[Stack] | None = None
+
+    def add(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come."""
+        self.memory.add(x, descriptor(t), y)
+
+    @torch.no_grad()
+    def project_(self, t: Hashable) -> None:
+        """Project the parameters' `.grad` in place, for a step on task t.
+
+        Every remembered task but t is a constraint. If there is none, or none is violated, `.grad`
+        is left as it is. Under a `GradScaler`, call `scaler.unscale_(optimizer)` first.
+        """
+        if self.constrain == "update":
+            raise RuntimeError(
+                'constrain="update" projects what the optimizer does: call '
+                "memory.step(optimizer, t) in place of project_ and optimizer.step"
+            )
+        past = self._past(t)
+        _require_finite(self._weights)
+        if past:
+            self._project_gradient(past, self.engine(past))
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer, t: Hashable) -> None:
+        """Let the optimizer step on task t, within the constraints: gradient or update."""
+        with self.around_step(t, optimizer):
+            optimizer.step()
+
+    @contextmanager
+    def around_step(self, t: Hashable, optimizer: Optimizer | None = None) -> Iterator[None]:
+        """The constraints around a step that is made some other way (by a `GradScaler`, say).
+
+        With "gradient" `.grad` is projected before, with "update" the parameters after the block.
+        """
+        with torch.no_grad():
+            past = self._past(t)
+            _require_finite(self._weights)
+            G = self.engine(past) if past else None
+            if G is not None and optimizer is not None:
+                self._leave_out(optimizer, G)
+            with self.constrained(past, G):
+                yield
+
+    @contextmanager
+    def constrained(
+        self, past: list[Stack], G: Tensor | None, g: Tensor | None = None
+    ) -> Iterator[None]:
+        """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
+
+        `g`: (p,), if it is known, is the memory of all `.grad`s.
+        """
+        if G is None or not past:
+            yield
+        elif self.constrain == "gradient":
+            self._project_gradient(past, G, g)
+            yield
+        else:
+            before = [w.detach().clone() for w in self._weights]
+            length = (self._gradient() if g is None else g).norm()
+            yield
+            self._project_update(past, G, before, length)
+
+    @torch.no_grad()
+    def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
+        """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor."""
+        tasks = list(self.memory if tasks is None else tasks)
+        if unknown := [t for t in tasks if t not in self.memory]:
+            raise KeyError(f"no examples of task {unknown[0]!r} are remembered")
+        self.follow_model()
+        return self.engine(self.memory.stacks(tasks)).clone()
+
+    @property
+    def violations(self) -> int:
+        """Steps so far that violated a constraint; on a GPU, asking waits for it."""
+        return self.project.counts()["violations"]
+
+    @property
+    def last(self) -> LastProjection | None:
+        """What the last projection found; None if there was nothing to project on."""
+        found = self.project.last
+        if self._last is None or found is None:
+            return None
+        tasks = tuple(t for stack in self._last for t in stack.tasks)
+        signs = zip(tasks, found.cosines.tolist(), strict=True)
+        violated = tuple(t for t, cosine in signs if cosine < 0)
+        return LastProjection(tasks, violated, found.cosines, found.v)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered, and the counts; model and optimizer have states of their own."""
+        return {"memory": self.memory.state_dict(), "counts": self.project.counts()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave, with the memories on the model's device."""
+        self.memory.load_state_dict(state["memory"], self._weights[0].device)
+        self.project.set_counts(state["counts"])
+
+    def __repr__(self) -> str:
+        memory = self.memory
+        limit = (
+            f"memories={memory.memories}" if memory.budget is None else f"budget={memory.budget}"
+        )
+        return (
+            f"GradientMemory({type(self.model).__name__}, {limit}, margin={self.project.margin}, "
+            f"constrain={self.constrain!r}, {len(memory)} tasks)"
+        )
+
+    def _past(self, t: Hashable) -> list[Stack]:
+        self.follow_model()
+        self._last = None
+        return self.memory.others(descriptor(t))
+
+    def follow_model(self) -> None:
+        """Notice a model whose layers were replaced, widened, frozen or unfrozen."""
+        weights = parameters(self.model)
+        if len(weights) != len(self._weights) or any(
+            one is not other for one, other in zip(weights, self._weights, strict=True)
+        ):
+            self._weights = weights
+            self.engine.start_again()
+
+    def _gradient(self) -> Tensor:
+        return flat([w.grad for w in self._weights], self._weights)
+
+    def _project_gradient(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> None:
+        """Equation 12, on `.grad`."""
+        given = self._gradient() if g is None else g
+        g_tilde = self.project(given, G)
+        self._last = past
+        if g_tilde is given:
+            return
+        if g is not None:
+            g.copy_(g_tilde)
+            return
+        for w, part in zip(self._weights, split(g_tilde, self._weights), strict=True):
+            if w.grad is not None:
+                w.grad.copy_(part)
+            elif bool(part.any()):  # the loss does not depend on it, a remembered task's does
+                w.grad = part.clone()
+
+    def _project_update(
+        self, past: list[Stack], G: Tensor, before: list[Tensor], length: Tensor
+    ) -> None:
+        """Take back of the step that was made what goes against a remembered task.
+
+        `before` are the parameters before it, `length` is the norm of the gradient.
+        """
+        u = flat([b - w for b, w in zip(before, self._weights, strict=True)], self._weights)
+        # The margin is in units of the gradient; under plain SGD the ratio is the learning rate.
+        scale = u.norm() / length.clamp(min=torch.finfo(length.dtype).tiny)
+        u_tilde = self.project(u, G, scale)
+        self._last = past
+        if self.project.margin:
+            u_tilde = self._project_again(u_tilde, G)
+        if u_tilde is not u:
+            for w, change in zip(self._weights, split(u - u_tilde, self._weights), strict=True):
+                w.add_(change)
+
+    def _leave_out(self, optimizer: Optimizer, G: Tensor) -> None:
+        """Zero in G what the optimizer does not change."""
+        owned = {id(w) for group in optimizer.param_groups for w in group["params"]}
+        if all(id(w) in owned for w in self._weights):
+            return
+        for w, rows in rows_by_parameter(G, self._weights).items():
+            if id(w) not in owned:
+                rows.zero_()
+
+
+def _require_finite(weights: Sequence[Tensor]) -> None:
+    """Refuse gradients that are not finite, where asking does not mean to wait for a GPU."""
+    grads = [w.grad for w in weights if w.grad is not None and not w.is_cuda]
+    if grads and not torch.nn.utils.get_total_norm(grads).isfinite():
+        raise FloatingPointError(
+            "the gradient is not finite: a smaller learning rate or smaller inputs may help"
+        )

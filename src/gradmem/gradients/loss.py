@@ -1,0 +1,198 @@
+"""The loss of a network's outputs, of a batch and of several tasks' memories at once.
+
+A loss is any callable `loss(outputs, y)` that gives one value per example, or their mean. Torch's
+own functions and modules with a `reduction` are taken apart into elements, so that the losses of
+all tasks are one call; a callable that only gives a mean is called once per task.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree
+
+from gradmem.cuda.devices import has_triton
+from gradmem.memory.stack import Stack
+from gradmem.trees import Tree, take
+
+__all__ = ["Criterion", "Loss", "masked"]
+
+#: Outputs, y → one value per example, or their mean.
+Loss = Callable[[Any, Any], Tensor]
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def masked(logits: Any, mask: Tensor | None) -> Any:
+    """Logits (…, classes) with −∞ for the outputs that are not in the mask, if there is one."""
+    return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
+
+
+class Criterion:
+    """A loss, and what is known about it.
+
+    Parameters
+    ----------
+    loss
+        `loss(outputs, y)`, a torch loss module (whatever its reduction, the mean is taken), or None
+        for cross-entropy.
+
+    Attributes
+    ----------
+    is_cross_entropy
+        Whether y holds class ids (or probabilities) and outputs are logits of classes.
+    is_plain
+        Whether it is cross-entropy without options, whose gradient is written out.
+    ignored
+        The class id that cross-entropy leaves out of the mean.
+
+    Examples
+    --------
+    >>> criterion = Criterion(nn.MSELoss(reduction="sum"))
+    >>> criterion.mean(torch.ones(4, 2), torch.zeros(4, 2))
+    tensor(1.)
+    """
+
+    def __init__(self, loss: Loss | None = None) -> None:
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss must be a callable of outputs and y, got {loss!r}")
+        self.loss: Loss = F.cross_entropy if loss is None else loss
+        function, options = _opened(self.loss)
+        self.is_cross_entropy = function in (F.cross_entropy, F.nll_loss)
+        self.is_plain = function is F.cross_entropy and not options
+        self.ignored = int(options.get("ignore_index", -100))
+        self.class_weights: Tensor | None = options.get("weight")
+        self._elements = _elementwise(self.loss)
+        self._means = options.get("reduction", "mean") == "mean"
+        self._scalar: bool | None = None  # whether an unknown callable gives a mean
+
+    def __repr__(self) -> str:
+        return f"Criterion({getattr(self.loss, '__name__', self.loss)})"
+
+    def mean(self, outputs: Any, y: Tree, mask: Tensor | None = None) -> Tensor:
+        """The mean loss of a batch: ().
+
+        `mask` says which outputs count: (classes,), or (n, classes) for each example.
+        """
+        outputs, y = masked(outputs, mask), self._classes(y)
+        if self._elements is not None and not self._means:
+            values, weights = self._parts(outputs, y)
+            return values.sum() / weights.sum()
+        loss = self.loss(outputs, y)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"loss must give a tensor, got {type(loss).__name__}")
+        return loss.mean() if loss.ndim else loss
+
+    def by_task(self, outputs: Any, stack: Stack) -> Tensor:
+        """The mean loss at each task's memories (equation 5): (k,) from outputs (k·m, …)."""
+        k, m = stack.room
+        if stack.masks is not None:
+            outputs = masked(outputs.unflatten(0, (k, m)), stack.masks[:, None]).flatten(0, 1)
+        y = self._classes(stack.flat_y)
+        if self.is_plain and outputs.ndim == 2:
+            losses = F.cross_entropy(outputs, y, reduction="none").view(k, m)
+            return (losses * stack.shares.to(losses.dtype)).sum(1)
+        if self._elements is not None:
+            return self._ratio(*self._parts(outputs, y), stack)
+        if self._scalar is not True:
+            losses = self.loss(outputs, y)
+            self._scalar = losses.ndim == 0
+            if not self._scalar:
+                return self._ratio(losses, torch.ones_like(losses), stack)
+        return torch.stack(
+            [
+                self.loss(
+                    _pytree.tree_map(lambda leaf, i=i, n=n: leaf[i * m : i * m + n], outputs),
+                    take(y, slice(i * m, i * m + n)),
+                )
+                for i, n in enumerate(stack.counts)
+            ]
+        )
+
+    def outputs_gradient(self, outputs: Tensor, stack: Stack, out: Tensor) -> None:
+        """Write the gradient of the tasks' summed losses by the outputs (k·m, …) into out."""
+        if self.is_plain and outputs.ndim == 2 and not stack.flat_y.is_floating_point():
+            _softmax_gradient(outputs, stack, self._classes(stack.flat_y), out)
+            return
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            total = self.by_task(leaf, stack).sum()
+            out.copy_(torch.autograd.grad(total, leaf)[0])
+
+    def _classes(self, y: Tree) -> Tree:
+        """Class ids as cross-entropy takes them."""
+        whole = self.is_cross_entropy and isinstance(y, Tensor) and not y.is_floating_point()
+        return y.long() if whole else y
+
+    def _parts(self, outputs: Tensor, y: Tree) -> tuple[Tensor, Tensor]:
+        """The elements of a torch loss, and what each counts in the mean: (n, …) both."""
+        assert self._elements is not None
+        values = self._elements(outputs, y)
+        if not self.is_cross_entropy or y.is_floating_point():
+            return values, torch.ones_like(values)
+        counts = (y != self.ignored).to(values.dtype)
+        if self.class_weights is not None:
+            counts = counts * self.class_weights[y.clamp(min=0)].to(values.dtype)
+        return values, counts
+
+    def _ratio(self, values: Tensor, weights: Tensor, stack: Stack) -> Tensor:
+        """Each task's Σ values / Σ weights over its filled slots."""
+        k, m = stack.room
+        filled = (stack.shares > 0).to(values.dtype)
+        total, weight = (
+            (part.reshape(k, m, -1).sum(2) * filled).sum(1) for part in (values, weights)
+        )
+        return total / weight
+
+
+def _softmax_gradient(logits: Tensor, stack: Stack, y: Tensor, out: Tensor) -> None:
+    """(softmax(logits) − onehot(y)) · shares, the gradient of plain cross-entropy, into out."""
+    if stack.masks is not None:
+        whole = logits.unflatten(0, stack.room)
+        logits = masked(whole, stack.masks[:, None]).flatten(0, 1)
+    if logits.is_cuda and logits.dtype == torch.float32 and has_triton():
+        from gradmem.gradients.device import softmax_gradient
+
+        softmax_gradient(logits, y, stack.shares.flatten(), out)
+        return
+    torch.softmax(logits, 1, out=out)
+    one = out.new_full((), -1.0).expand(len(out), 1)
+    out.scatter_add_(1, y.reshape(-1, 1), one)
+    out.mul_(stack.shares.to(out.dtype).reshape(-1, 1))
+
+
+def _opened(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function behind a loss and its options; a torch loss module as its function."""
+    if isinstance(loss, partial) and not loss.args:
+        function, options = _opened(loss.func)
+        return function, options | loss.keywords
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        names = ("weight", "ignore_index", "label_smoothing", "reduction")
+        usual = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+        given = {name: getattr(loss, name) for name in names if hasattr(loss, name)}
+        options = {name: v for name, v in given.items() if v is not None and v != usual[name]}
+        return (F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss), options
+    if isinstance(loss, nn.modules.loss._Loss):
+        return loss, {"reduction": loss.reduction}
+    return loss, {}
+
+
+def _elementwise(loss: Any) -> Loss | None:
+    """The loss with a value for each element, if torch's own way tells how to get it."""
+    if isinstance(loss, nn.modules.loss._Loss) and loss.reduction in REDUCTIONS:
+        elements = copy.copy(loss)
+        elements.reduction = "none"
+        return elements
+    function = loss.func if isinstance(loss, partial) else loss
+    if getattr(function, "__module__", "") != F.__name__:
+        return None
+    if "reduction" not in inspect.signature(function).parameters:
+        return None
+    return partial(loss, reduction="none")

@@ -1,0 +1,64 @@
+"""Making room for new classes in a network's last layer."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+from torch import nn
+
+from gradmem.validation import positive_int
+
+__all__ = ["widen"]
+
+
+def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
+    """Give the network's last linear layer more outputs, in place.
+
+    The outputs that were there stay as they are; the weights of the new ones are drawn as the layer
+    draws them, by the global generator. A learner notices before its next step: the optimizer's
+    state, the memory and what else belongs to the parameters follow.
+
+    Parameters
+    ----------
+    network
+        A linear layer, or a module whose last linear layer, in the order of `modules()`, gives the
+        outputs.
+    n_outputs
+        As many outputs as there are to be, not fewer than now.
+
+    Returns
+    -------
+    nn.Linear
+        The layer.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> widen(network, 5)
+    Linear(in_features=8, out_features=5, bias=True)
+    >>> network(torch.zeros(3, 4)).shape
+    torch.Size([3, 5])
+    """
+    layers = [part for part in network.modules() if isinstance(part, nn.Linear)]
+    if not layers:
+        raise ValueError(f"network must have a linear layer to widen, got {type(network).__name__}")
+    layer, before = layers[-1], layers[-1].out_features
+    if positive_int("n_outputs", n_outputs) < before:
+        raise ValueError(f"n_outputs must be at least the {before} there are, got {n_outputs}")
+    if n_outputs == before:
+        return layer
+    fresh = copy.deepcopy(layer).cpu()
+    fresh.out_features = n_outputs
+    for name, old in list(fresh.named_parameters(recurse=False)):
+        shape = (n_outputs, *old.shape[1:])
+        setattr(fresh, name, nn.Parameter(old.new_empty(shape), old.requires_grad))
+    fresh.reset_parameters()
+    for name, old in list(layer.named_parameters(recurse=False)):
+        new = getattr(fresh, name).to(old.device).detach()
+        new[:before] = old.detach()
+        wide = nn.Parameter(new, old.requires_grad)
+        wide.widened_from = weakref.ref(old)  # type: ignore[attr-defined]
+        setattr(layer, name, wide)
+    layer.out_features = n_outputs
+    return layer

@@ -1,0 +1,118 @@
+"""A task: its descriptor, what is learned, and what tests it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+
+from gradmem.streams.datasets import DatasetExamples
+from gradmem.streams.examples import Examples, Pair, are_class_ids, served, tensors
+from gradmem.validation import class_ids, descriptor, positive
+
+__all__ = ["Source", "Task", "as_examples", "check_labels", "hold_out"]
+
+#: Where batches come from: examples in memory, or those of a dataset.
+Source = Examples | DatasetExamples
+
+
+class Task:
+    """One stretch of a continuum: a descriptor, what is learned, and what tests it.
+
+    Parameters
+    ----------
+    t
+        The task descriptor: any hashable value.
+    train, test
+        `Examples`, `DatasetExamples`, or pairs (x, y). In a pair, x and y are tensors, arrays, or
+        dicts, tuples and lists of these, with one example per row.
+    label
+        A name for people, in tables and pictures.
+    classes
+        The outputs that are this task's, if it has its own: class ids, all labels in memory among
+        them. None: all outputs.
+
+    Examples
+    --------
+    >>> x = {"image": torch.rand(4, 8), "age": torch.rand(4, 1)}
+    >>> Task("heights", train=(x, torch.rand(4, 2)), test=(x, torch.rand(4, 2)))
+    Task('heights', 4 examples)
+    """
+
+    def __init__(
+        self,
+        t: Hashable,
+        train: Source | Pair,
+        test: Source | Pair | None = None,
+        label: str = "",
+        classes: Sequence[int] | None = None,
+    ) -> None:
+        self.t = descriptor(t)
+        self.train = as_examples("train", train)
+        self.test = None if test is None else as_examples("test", test)
+        self.label = label or f"task {t}"
+        self.classes = None if classes is None else class_ids(f"classes of task {t!r}", classes)
+        if self.classes is not None:
+            check_labels(t, self.classes, "train", self.train)
+            if self.test is not None:
+                check_labels(t, self.classes, "test", self.test)
+
+    def __repr__(self) -> str:
+        return f"Task({self.t!r}, {len(self.train)} examples)"
+
+    def having(self, train: Source, test: Source | None) -> Task:
+        """The same task with other examples, whose labels are not checked again."""
+        other = copy.copy(self)
+        other.train, other.test = train, test
+        return other
+
+
+def as_examples(name: str, given: Source | Pair) -> Source:
+    """What a caller gave as examples: `Examples`, `DatasetExamples` or a pair (x, y)."""
+    if isinstance(given, Examples | DatasetExamples):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(
+            f"{name} must be Examples, DatasetExamples or a pair (x, y), got {type(given).__name__}"
+        )
+    return Examples(tensors("x", given[0]), tensors("y", given[1]))
+
+
+def check_labels(t: Hashable, classes: tuple[int, ...], part: str, examples: Source) -> None:
+    """ValueError if class ids in memory are not among the classes of task `t`."""
+    if not isinstance(examples, Examples) or not are_class_ids(examples.y):
+        return
+    if wrong := sorted({*served(examples.y).unique().tolist()} - {*classes}):
+        raise ValueError(
+            f"the {part} labels of task {t!r} must be among its classes {list(classes)}, "
+            f"got {wrong[:10]}"
+        )
+
+
+def hold_out(
+    tasks: Sequence[Task], fraction: float, seed: Sequence[int], places: Sequence[int]
+) -> list[Task]:
+    """The tasks, tested on a fraction of their training examples, which they lose.
+
+    At least one example of each task is lost. Which ones is drawn by `seed` and the task's place. A
+    task that comes back is tested on what all its visits lose.
+    """
+    if positive("fraction", fraction) >= 1:
+        raise ValueError(f"fraction must be below 1, got {fraction!r}")
+    left: list[Source] = []
+    tests: dict[Hashable, Source] = {}
+    for place, task in zip(places, tasks, strict=True):
+        n = len(task.train)
+        lost = max(1, round(fraction * n))
+        if lost >= n:
+            raise ValueError(
+                f"{task.label} has {n} training examples: too few to hold out {fraction!r}"
+            )
+        drawn = np.random.default_rng([*seed, place, 0]).permutation(n)
+        out, rest = (torch.from_numpy(np.sort(some)) for some in np.split(drawn, [lost]))
+        part, before = task.train.part(out), tests.get(task.t)
+        tests[task.t] = part if before is None else before.joined(part)
+        left.append(task.train.part(rest))
+    return [task.having(train, tests[task.t]) for task, train in zip(tasks, left, strict=True)]
