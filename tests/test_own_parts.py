@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,12 @@ def test_parts_are_found_by_name_again(own, tmp_path):
     assert [learner_reference(kind) for kind in LEARNERS.values()] == list(LEARNERS)
     for name, benchmark in BENCHMARKS.items():
         assert benchmark_reference(benchmark) == benchmark.name == name
+
+
+def test_a_benchmark_is_found_wherever_it_is_kept(own):
+    own.fewer = replace(own.digits, name="fewer")  # made by another module's function
+    assert benchmark_reference(own.fewer) == "own_benchmark:fewer"
+    assert find_benchmark("own_benchmark:fewer") is own.fewer
 
 
 def test_the_benchmarks_settings_are_the_learners():

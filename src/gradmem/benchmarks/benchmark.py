@@ -61,7 +61,7 @@ class Benchmark:
     score: Callable[..., Any] | None = None
     grid: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
     module: str = field(init=False, repr=False)
-    """The module that made this record, in which workers look for it."""
+    """The module that made this record, in which other processes look for it first."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
@@ -72,8 +72,8 @@ class Benchmark:
         for what in ("continuum", "network"):
             if "seed" not in _parameters(getattr(self, what)):
                 raise TypeError(f"{what} must be a function of seed, got {getattr(self, what)!r}")
-        frame = sys._getframe(2)  # of who called the class
-        object.__setattr__(self, "module", frame.f_globals.get("__name__", "__main__"))
+        maker = sys._getframe(2).f_globals.get("__name__", "__main__")  # of who called the class
+        object.__setattr__(self, "module", maker)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -85,8 +85,12 @@ def benchmark_reference(part: str | Benchmark) -> str:
         raise TypeError(f"a benchmark must be a name or a gradmem.Benchmark, got {part!r}")
     if BENCHMARKS.get(part.name) is part:
         return part.name
-    is_there = _benchmark_in(sys.modules.get(part.module), part.name) is part
-    return _pass(part, part.module, part.name, is_there)
+    for module in (part.module, *list(sys.modules)):
+        if any(
+            value is part for value in getattr(sys.modules.get(module), "__dict__", {}).values()
+        ):
+            return _pass(part, module, part.name, True)
+    return _pass(part, part.module, part.name, False)
 
 
 def learner_reference(part: str | LearnerKind) -> str:
