@@ -289,6 +289,16 @@ def test_dicts_with_padding_are_learned_and_kept_as_they_came(name):
         learner.observe({"ids": ids, "mask": x["mask"][:5]}, "a", torch.arange(6) % 3)
 
 
+def test_an_optimizer_or_schedule_that_is_already_made_is_refused():
+    network = gm.mlp([4, 3])
+    made = torch.optim.AdamW(network.parameters())
+    with pytest.raises(TypeError, match=r"optimizer must be a callable, partial\(AdamW, …\)"):
+        gm.GEM(network, optimizer=made)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 3)
+    with pytest.raises(TypeError, match=r"schedule must be a callable, partial\(StepLR, …\)"):
+        gm.GEM(network, schedule=schedule)
+
+
 # Outputs that grow
 
 
@@ -317,6 +327,18 @@ def test_a_network_grows_with_the_classes_that_arrive(name):
     )
     other.load_state_dict(learner.state_dict())
     assert torch.equal(learner.predict(x, "c"), other.predict(x, "c"))
+
+
+@pytest.mark.parametrize("name", ONE_NETWORK)
+def test_a_network_grows_for_tasks_with_outputs_of_their_own(name):
+    x, y = torch.rand(60, 4), torch.arange(60) % 6
+    continuum = gm.Continuum.split_by_class(x, y, 3, test=0.5, batch_size=1)
+    learner = LEARNERS[name](gm.mlp([4, 8, 2]), grow=True)
+    result = gm.run(learner, continuum)
+    assert result.baseline[1:].tolist() == [0, 0]  # there are no outputs for these classes yet
+    assert learner.network[-1].out_features == 6
+    for t, own in continuum.outputs.items():
+        assert set(learner.predict(x, t).tolist()) <= set(own)
 
 
 def test_without_growing_a_new_class_says_what_to_do():

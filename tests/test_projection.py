@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradmem as gm
+from gradmem.projection import Projection
 from gradmem.projection.host import dual
 
 
@@ -242,3 +243,8 @@ def test_wrong_input_is_named(g, G, settings, error, message):
 def test_lists_are_refused():
     with pytest.raises(TypeError, match="g must be a tensor, got list"):
         gm.project([1.0], torch.ones(1, 1))  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_not_finite_say_what_may_help():
+    with pytest.raises(FloatingPointError, match="smaller learning rate or margin may help"):
+        Projection(0.5)(torch.ones(2), torch.full((1, 2), float("nan")))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradmem.gradients import Criterion, Forward, Loss, MemoryGradients, Objective, Transform
-from gradmem.gradients.flat import flat, parameters, rows_by_parameter, split
+from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack
 from gradmem.projection import Projection
 from gradmem.trees import Tree
@@ -181,7 +181,7 @@ class GradientMemory:
     ) -> Iterator[None]:
         """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
 
-        `g`: (p,), if it is known, is the memory of all `.grad`s.
+        `g`: (p,), if it is known, is that gradient; all `.grad`s are views of one vector then.
         """
         if G is None or not past:
             yield
@@ -255,6 +255,7 @@ class GradientMemory:
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)
 
+    @torch.no_grad()
     def _project_gradient(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> None:
         """Equation 12, on `.grad`."""
         given = self._gradient() if g is None else g
@@ -263,7 +264,7 @@ class GradientMemory:
         if g_tilde is given:
             return
         if g is not None:
-            g.copy_(g_tilde)
+            set_gradient(self.model, g_tilde)
             return
         for w, part in zip(self._weights, split(g_tilde, self._weights), strict=True):
             if w.grad is not None:
@@ -271,6 +272,7 @@ class GradientMemory:
             elif bool(part.any()):  # the loss does not depend on it, a remembered task's does
                 w.grad = part.clone()
 
+    @torch.no_grad()
     def _project_update(
         self, past: list[Stack], G: Tensor, before: list[Tensor], length: Tensor
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.trees import Tree, kind, leaves, tree_map
+from gradmem.trees import Tree, leaves, tree_map
 
 __all__ = ["GraphedSteps", "Step"]
 
@@ -59,10 +59,7 @@ class GraphedSteps:
         """Take a step and return its loss. Inputs are trees of tensors, or None."""
         if not self.records(inputs[0]):
             return step(*inputs)[0]  # type: ignore[no-any-return]
-        key = (
-            key,
-            *(None if tree is None else (kind(tree), len(leaves(tree)[0])) for tree in inputs),
-        )
+        key = (key, *(None if tree is None else _shapes(tree) for tree in inputs))
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
@@ -119,6 +116,10 @@ class GraphedSteps:
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+def _shapes(tree: Tree) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -146,6 +147,10 @@ class Learner(ABC):
         if not parameters(network):
             raise ValueError("network has no parameter that learns (requires_grad)")
         self.lr = positive("lr", lr)
+        for name, make in (("optimizer", optimizer), ("schedule", schedule)):
+            if make is not None and not callable(make):
+                kind = type(make).__name__
+                raise TypeError(f"{name} must be a callable, partial({kind}, …), got one {kind}")
         if optimizer is not None and lr != LR:
             raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
         if non_negative_int("seed", seed) >= 2**63:
@@ -171,6 +176,7 @@ class Learner(ABC):
         self._output_masks = OutputMasks()
         self._watched = torch.zeros((), device=self.device)
         self._noted: list[tuple[Tensor, Tensor]] = []
+        self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
@@ -205,11 +211,11 @@ class Learner(ABC):
             The batch's loss before the step; on a GPU nothing waits for it.
         """
         if check or self._inputs.n_outputs is None:
-            self._follow_network()
             self.settle()
             self.check(x, t, y)
-        with current_device(self.device), self._restored_on_error(t), self.own_randomness():
-            self._widen(y)
+        device = self.device
+        with current_device(device), self._restored_on_error(t, device), self.own_randomness():
+            self._widen(t, y)
             loss = self.learn(tree_map(Tensor.detach, x), t, y)
         for optimizer in self.optimizers_of(t) if self._schedules else ():
             self._schedules[optimizer].step()
@@ -244,12 +250,7 @@ class Learner(ABC):
 
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
-        descriptor(t)
-        if [w.requires_grad for w in self.network.parameters()] != self._learning:
-            raise ValueError(
-                "requires_grad of the network's parameters must stay as it was when the learner "
-                "was made: make another learner for it"
-            )
+        self._follow_network()
         self.check_test(x, t, y)
         if size(x) == 1:
             self._check_single(x, t)
@@ -311,7 +312,8 @@ class Learner(ABC):
         """Which outputs are each task's: (k, classes), or None if all tasks have all of them."""
         if not self.outputs:
             return None
-        return self._output_masks(self.outputs, tasks, self._inputs.n_outputs, self.device)
+        n = self._inputs.n_outputs
+        return self._output_masks(self.outputs, tasks, n, self.device, self.grow)
 
     def module(self, t: Hashable | None) -> nn.Module:
         """The module that gives the outputs of task t."""
@@ -335,15 +337,14 @@ class Learner(ABC):
 
         Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
         """
-        norm = get_total_norm(_gradients(optimizers))
-        self.require_finite(loss.detach(), norm)
-        self.clip_and_step(*optimizers, norm=norm)
+        gradients = [w.grad for w in _weights(optimizers) if w.grad is not None]
+        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)).sum())
+        self.clip_and_step(*optimizers)
 
-    def clip_and_step(self, *optimizers: Optimizer, norm: Tensor | None = None) -> None:
-        """Clip the gradients, if asked for, and let the optimizers step; `norm`, if it is known."""
+    def clip_and_step(self, *optimizers: Optimizer) -> None:
+        """Clip the gradients, if asked for, and let the optimizers step."""
         if self.clip is not None:
-            norm = get_total_norm(_gradients(optimizers)) if norm is None else norm
-            clip_grads_with_norm_(_weights(optimizers), self.clip, norm)
+            clip_grad_norm_(_weights(optimizers), self.clip)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -355,7 +356,7 @@ class Learner(ABC):
         if size.is_cuda:
             self._watched = self._watched.to(size.device)  # if the network was moved
             self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not (size + loss).isfinite():
+        elif not math.isfinite(float(size + loss)):
             self._diverge("gradient" if loss.isfinite() else "loss")
 
     def settle(self) -> None:
@@ -462,18 +463,23 @@ class Learner(ABC):
 
     def _follow_network(self) -> None:
         """Let the optimizer follow a network whose layers were replaced or widened."""
+        everything = list(self.network.parameters())
+        learning = [w.requires_grad for w in everything]
+        if len(learning) == len(self._learning) and learning != self._learning:
+            raise ValueError(
+                "requires_grad of the network's parameters must stay as it was when the learner "
+                "was made: make another learner for it"
+            )
         if not self.one_network:
             return
-        weights = parameters(self.network)
-        params = _weights([self.optimizer])
-        if len(weights) == len(params) and {id(w) for w in weights} == {id(w) for w in params}:
+        weights = [w for w in everything if w.requires_grad]
+        known = _weights([self.optimizer])
+        if len(weights) == len(known) and {id(w) for w in weights} == {id(w) for w in known}:
             return
-        learning = [w.requires_grad for w in self.network.parameters()]
-        if len(learning) == len(self._learning) and learning != self._learning:
-            return  # frozen or unfrozen: `check` refuses that
         follow(self.optimizer, weights)
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
+        self._has_buffers = any(True for _ in self.network.buffers())
         self._inputs.forget()
         self.graphed.forget()
 
@@ -481,12 +487,12 @@ class Learner(ABC):
         """Adapt to other parameters, each given with the one that it is a wider copy of, if any."""
         del weights  # nothing of a learner's own belongs to them, unless it says so
 
-    def _widen(self, y: Tree) -> None:
-        """Make room for classes that the network has no output for."""
+    def _widen(self, t: Hashable, y: Tree) -> None:
+        """Make room for classes of y and of task t that the network has no output for."""
         n = self._inputs.n_outputs
         if not self.grow or n is None or not self.criterion.is_cross_entropy:
             return
-        if (classes := int(y.max()) + 1) > n:
+        if (classes := max(int(y.max()), *self.outputs.get(t, (0,))) + 1) > n:
             widen(self.network, classes)
             self._follow_network()
             self._inputs.n_outputs = classes
@@ -499,7 +505,7 @@ class Learner(ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @contextmanager
-    def _restored_on_error(self, t: Hashable) -> Iterator[None]:
+    def _restored_on_error(self, t: Hashable, device: torch.device) -> Iterator[None]:
         """Put attributes, buffers and noted tensors back if `learn` raises.
 
         Attributes are put back as they were before, so `learn` replaces their values before a step
@@ -507,7 +513,7 @@ class Learner(ABC):
         """
         noted: list[tuple[Tensor, Tensor]] = []
         self._noted = noted
-        if self.device.type != "cuda":
+        if self._has_buffers and device.type != "cuda":
             self.note(self.module(t).buffers())
         before = vars(self).copy()
         try:
@@ -574,10 +580,6 @@ class Learner(ABC):
 
 def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
     return [w for o in optimizers for group in o.param_groups for w in group["params"]]
-
-
-def _gradients(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [w.grad for w in _weights(optimizers) if w.grad is not None]
 
 
 def weak_loss(learner: Learner) -> TaskLoss:

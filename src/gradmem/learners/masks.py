@@ -25,8 +25,13 @@ class OutputMasks:
         tasks: Sequence[Hashable | None],
         n: int | None,
         device: torch.device,
+        grows: bool = False,
     ) -> Tensor | None:
-        """Which of n outputs are each task's: (k, n), or None if all tasks have all of them."""
+        """Which of n outputs are each task's: (k, n), or None if all tasks have all of them.
+
+        `grows` says that a task may have classes that the network has no output for yet: they are
+        left out, and a task with none but such classes has all outputs.
+        """
         if not any(t in outputs for t in tasks):
             return None
         if n is None:
@@ -34,6 +39,8 @@ class OutputMasks:
         classes = [
             class_ids(f"outputs of task {t!r}", outputs[t]) if t in outputs else None for t in tasks
         ]
+        if grows:
+            classes = [own and (tuple(c for c in own if c < n) or None) for own in classes]
         key = (n, device, *classes)
         if key not in self._made:
             masks = torch.zeros((len(tasks), n), dtype=torch.bool)

@@ -46,7 +46,10 @@ def project_on_host(
         constraints = _Constraints(rows, scale[:, 0].cpu().numpy())
     signs = constraints.signs(start)
     if np.isnan(signs).any():
-        raise FloatingPointError("the gradients at the memories are not finite")
+        raise FloatingPointError(
+            "the gradients at the memories are not finite: a smaller learning rate or margin may "
+            "help"
+        )
     violated = int((signs < 0).sum())
     lengths = float(start.norm()) * constraints.lengths
     cosines = np.divide(signs, lengths, out=np.zeros_like(signs), where=lengths > 0)

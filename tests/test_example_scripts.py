@@ -1,0 +1,40 @@
+"""The scripts in examples/: GEM learns its tasks and forgets less than Single."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+import gradmem as gm
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def main_of(name):
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "least", "ahead"),
+    [
+        ("regression", {}, -0.2, 0.4),
+        ("multilabel", {}, 0.83, 0.1),
+        ("text", {"constrain": "update"}, 0.8, 0.1),
+        ("new_classes", {}, 0.85, 0.6),
+    ],
+)
+def test_a_run_of_gem_scores_higher_and_forgets_less(name, settings, least, ahead):
+    main = main_of(name)
+    single, gem = main(gm.Single), main(gm.GEM, **settings)
+    assert gem.acc > max(least, single.acc + ahead)
+    assert gem.bwt > single.bwt + ahead
+
+
+def test_a_loop_of_one_s_own_forgets_less_with_a_gradient_memory():
+    main = main_of("own_loop")
+    assert main(gem=True) > max(0.65, main(gem=False) + 0.2)
+
+
+def test_an_endless_stream_is_learned_as_far_as_it_is_read():
+    main = main_of("streams")
+    assert main(gm.GEM) > max(0.55, main(gm.Single) + 0.12)
