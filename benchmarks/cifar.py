@@ -139,11 +139,12 @@ def run(data: str, precision: str, limit: float | None, seed: int, **settings: o
     )  # fmt: skip
     rows = itertools.count(1)
 
-    def show(progress: gm.Progress) -> None:
-        if progress.partial is not None and (row := next(rows)) % 5 == 0:
-            print(f"{row} tasks: {progress.seconds:.1f} s", flush=True)
+    class Show(gm.Callback):
+        def on_task(self, progress: gm.Progress) -> None:
+            if (row := next(rows)) % 5 == 0:
+                print(f"{row} tasks: {progress.seconds:.1f} s", flush=True)
 
-    result = experiment.run(show)
+    result = experiment.run([Show()])
     peak, held = torch.cuda.max_memory_allocated() / 1e9, torch.cuda.max_memory_reserved() / 1e9
     print(
         f"seed {seed}, {precision}, limit {limit} GB: {result.seconds:.1f} s (training "

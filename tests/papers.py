@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradmem.benchmarks.recipes import RECIPES
+from gradmem.benchmarks import BENCHMARKS as KNOWN
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.published import appendix_b
 from gradmem.reproduction.compare import compare
@@ -56,7 +56,7 @@ def made_up(setting, seed, R, baseline, seconds=10.0, **changes):
     config = {
         "benchmark": setting.benchmark,
         "learner": setting.learner,
-        "settings": RECIPES.get(setting.benchmark, {}).get(setting.learner, {"lr": 0.1})
+        "settings": KNOWN[setting.benchmark].settings.get(setting.learner, {"lr": 0.1})
         | dict(setting.changes),
         "seed": seed,
         "data": None,

@@ -33,7 +33,7 @@ def write_run(folder, learner="gem", seed=0, benchmark="mnist-rotations", points
 
 def _result(experiment: Experiment, points: int) -> Result:
     settings = experiment.settings
-    T = experiment.n_tasks
+    T = experiment.stream["n_tasks"]
     random = np.random.default_rng([experiment.seed, len(experiment.benchmark)])
     learned, kept = SKILL[experiment.learner]
     kept += 0.04 * np.log10(settings.get("memories", 256) / 256)
@@ -50,8 +50,9 @@ def _result(experiment: Experiment, points: int) -> Result:
             old = kept + (learned - kept) * np.exp(-age / 3)
             curves.append(np.where(known, old, new) + random.normal(0, 0.015, T))
     curves = np.clip(curves, 0, 1).round(4)
-    steps = T * experiment.examples_per_task // experiment.batch_size
-    statistics = {"steps": steps, "examples": steps * experiment.batch_size}
+    n, batch_size = experiment.stream["examples_per_task"], experiment.stream["batch_size"]
+    steps = T * n // batch_size
+    statistics = {"steps": steps, "examples": steps * batch_size}
     if experiment.learner in ("gem", "agem"):
         violations = int(steps * random.uniform(0.2, 0.4))
         statistics |= {
@@ -60,7 +61,7 @@ def _result(experiment: Experiment, points: int) -> Result:
             "active_constraints": int(violations * 1.3),
             "solver_steps": int(violations * 1.4),
         }
-    every = experiment.examples_per_task * (T if experiment.shuffled else 1) / between
+    every = n * (T if experiment.shuffled else 1) / between
     return Result(
         R=curves[between::between],
         baseline=curves[0],

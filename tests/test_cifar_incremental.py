@@ -224,7 +224,7 @@ def test_superclasses_must_be_known_and_each_class_in_one(tmp_path):
 
 def test_it_has_a_name_and_takes_what_the_other_benchmarks_take(folder):
     by_name = gm.benchmarks.BENCHMARKS["cifar100-incremental"]
-    made = by_name(10, 25, 5, 2, [1, 0], 3, folder)
+    made = by_name.continuum(10, 25, 5, 2, [1, 0], 3, folder)
     assert (made.batch_size, made.epochs, made.seed) == (5, 2, 3)
     assert [task.t for task in made.tasks] == [1, 0]
     assert made.n_examples == 100

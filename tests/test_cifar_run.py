@@ -69,11 +69,11 @@ def test_gem_takes_the_same_way_whatever_computes_its_gradients(method):
 
 
 def test_independent_networks_share_the_feature_maps_out():
-    from gradmem.benchmarks.recipes import build_network
+    def maps(learner):
+        benchmark = gm.benchmarks.BENCHMARKS["cifar100-incremental"]
+        return benchmark.new_network(0, learner=learner, n_tasks=20).first.out_channels
 
-    network = build_network("cifar100-incremental", "independent", 20, 0)
-    assert network.first.out_channels == 1
-    assert build_network("cifar100-incremental", "gem", 20, 0).first.out_channels == 20
+    assert (maps(gm.Independent), maps(gm.GEM)) == (1, 20)
 
 
 def test_a_wrong_output_is_named():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import gradmem as gm
-from gradmem.benchmarks.recipes import RECIPES, settings_for
 from gradmem.checks import CHECKS, _same, check_learner
 from gradmem.learners import LEARNERS
 
@@ -216,18 +215,6 @@ def test_frozen_parameters_stay_as_they_are():
         for t in (0, 1, 2):
             learner.observe(torch.randn(10, 4), t, torch.randint(3, (10,)))
         assert torch.equal(network[0].weight, before)
-
-
-def test_the_recipes_name_learners_with_a_learning_rate():
-    for benchmark, learners in RECIPES.items():
-        for name in learners:
-            assert settings_for(benchmark, name)["lr"] > 0
-    assert set().union(*RECIPES.values()) == set(LEARNERS)
-
-
-def test_multimodal_says_what_it_is_for():
-    with pytest.raises(ValueError, match="multimodal is for tasks whose inputs differ in kind"):
-        settings_for("cifar100-incremental", "multimodal")
 
 
 @pytest.mark.parametrize("kind", LEARNERS.values())

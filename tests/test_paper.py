@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradmem.benchmarks.recipes import RECIPES
+from gradmem.benchmarks import BENCHMARKS
 from gradmem.data import load_mnist
 from gradmem.learners import LEARNERS
 from gradmem.reproduction.data import kind_of_data
@@ -90,11 +90,12 @@ def test_every_setting_is_a_run_at_the_published_best_values():
     made = [setting for setting in settings_of(PARTS) if setting.learner in LEARNERS]
     for setting in made:
         experiment = Conditions().experiment(setting, seed=3)
-        recipe = RECIPES[setting.benchmark][setting.learner]
+        recipe = BENCHMARKS[setting.benchmark].settings[setting.learner]
         assert experiment.settings == recipe | dict(setting.changes)
         size = 2500 if setting.benchmark == "cifar100-incremental" else 1000
-        assert (experiment.n_tasks, experiment.examples_per_task) == (20, size)
-        assert (experiment.epochs, experiment.seed) == (setting.epochs, 3)
+        stream = experiment.stream
+        assert (stream["n_tasks"], stream["examples_per_task"]) == (20, size)
+        assert (stream["epochs"], experiment.seed) == (setting.epochs, 3)
     mnist = [setting for setting in settings_of(PARTS, MNIST) if setting.changes]
     assert all(setting.shuffled for setting in mnist)
 
@@ -108,7 +109,7 @@ def test_table_2_varies_the_memory_and_shares_its_largest_with_appendix_b():
         "gem": [{"memories": 10}, {"memories": 64}, {"memories": 128}, {}],
         "icarl": [{"budget": 200}, {"budget": 1280}, {"budget": 2560}, {}],
     }
-    recipes = RECIPES["cifar100-incremental"]
+    recipes = BENCHMARKS["cifar100-incremental"].settings
     assert recipes["gem"]["memories"] * 20 == recipes["icarl"]["budget"] == 5120
 
 
@@ -120,9 +121,9 @@ def test_precision_is_gems_alone():
 
 
 def test_workers_have_two_cores_each_and_a_gpu_one_worker(monkeypatch):
-    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 2)
+    monkeypatch.setattr("gradmem.evaluation.machine.cores", lambda: 2)
     assert default_workers(TINY) == 1
-    monkeypatch.setattr("gradmem.runs.machine.cores", lambda: 16)
+    monkeypatch.setattr("gradmem.evaluation.machine.cores", lambda: 16)
     assert default_workers(TINY) == 8
     assert default_workers(Conditions(device="cuda")) == 1
 
@@ -173,9 +174,10 @@ def test_what_was_interrupted_goes_on(tmp_path):
         make_runs(tmp_path, some, range(4), TINY, Stopped(), on_finished=told.__setitem__)
     assert len(started(tmp_path)) == 4 + 6
     assert [len(told[setting]) for setting in some] == [4, 4, 1]  # nothing waits for the end
-    made = make_runs(tmp_path, some, range(4), TINY, InTurn())
-    assert [len(runs) for runs in made.runs.values()] == [4, 4, 4]
-    assert [run.config["seed"] for run, _ in made.runs[some[1]]] == [0, 1, 2, 3]
+    made, failed = make_runs(tmp_path, some, range(4), TINY, InTurn())
+    assert failed == []
+    assert [len(runs) for runs in made.values()] == [4, 4, 4]
+    assert [run.config["seed"] for run, _ in made[some[1]]] == [0, 1, 2, 3]
     assert len(started(tmp_path)) == 12
     assert set(started(tmp_path).values()) == {1}  # the sixth had finished when it was stopped
 
@@ -187,20 +189,20 @@ def test_runs_whose_seconds_are_compared_are_made_alone_whatever_part_needs_them
         seen: list = []  # noqa: RUF012
 
         def __call__(self, function, items):
-            self.seen += [run.experiment.epochs for run in items]
+            self.seen += [experiment.stream["epochs"] for experiment in items]
             yield from InTurn()(function, items)
 
     two = Setting("mnist-rotations", "single", (), 2)
-    made = make_runs(tmp_path, [replace(two, epochs=1), two], (0,), TINY, Elsewhere())
+    made, _ = make_runs(tmp_path, [replace(two, epochs=1), two], (0,), TINY, Elsewhere())
     assert Elsewhere.seen == [2]
-    assert {s.epochs: alone for s, runs in made.runs.items() for _, alone in runs} == {
+    assert {s.epochs: alone for s, runs in made.items() for _, alone in runs} == {
         1: True,
         2: False,
     }
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(RECIPES["mnist-rotations"], "single", {"lr": 1e30})
+    monkeypatch.setitem(BENCHMARKS["mnist-rotations"].settings, "single", {"lr": 1e30})
     size = ["--data", "sample", "--tasks", 2, "--examples", 40, "--seeds", 1, "--out", tmp_path]
     assert paper(monkeypatch, "table-1", *size) == 0
     said = capsys.readouterr().out
@@ -230,7 +232,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
         (["--learners", "icarl"], "has nothing of icarl on mnist-permutations, mnist-rotations"),
         (["--learners", "gem", "--grid"], "--grid is for all learners"),
         (["--seeds", 0], "--seeds must be at least 1, got 0"),
-        (["--tasks", 0], "--tasks must be at least 1, got 0"),
+        (["--tasks", 0], r"n_tasks must be at least 1, got 0 \(n_tasks is --tasks\)"),
         (["--from", "nowhere"], "nowhere is no folder with kept results"),
         (["table-1", "--from", "."], "only --out goes with it"),
         (["--from", ".", "--device", "foo"], "only --out goes with it"),
@@ -273,13 +275,13 @@ def test_the_search_is_kept_with_what_it_chose(tmp_path):
 
 def test_what_is_kept_is_what_was_measured(tmp_path):
     setting = Setting("mnist-rotations", "gem", (), 2)
-    made = make_runs(tmp_path, [setting], (0, 1), TINY, InTurn())
-    keep(tmp_path / "kept", setting, made.runs[setting], "gradmem paper table-3")
+    made, _ = make_runs(tmp_path, [setting], (0, 1), TINY, InTurn())
+    keep(tmp_path / "kept", setting, made[setting], "gradmem paper table-3")
     (kept,) = load(tmp_path / "kept").values()
     assert kept.setting == setting
     assert kept.about["command"] == "gradmem paper table-3"
-    assert kept.about["settings"] == RECIPES["mnist-rotations"]["gem"]
-    for (run, _), again in zip(made.runs[setting], kept.row.runs, strict=True):
+    assert kept.about["settings"] == BENCHMARKS["mnist-rotations"].settings["gem"]
+    for (run, _), again in zip(made[setting], kept.row.runs, strict=True):
         assert np.abs(run.R - again.R).max() <= 0.5e-4
         for name in ("acc", "bwt", "fwt"):
             assert again.result[name] == pytest.approx(run.result[name], abs=1e-4)

@@ -346,5 +346,6 @@ def test_pictures_are_drawn_for_every_row(tmp_path):
     ],
 )
 def test_a_wrong_experiment_is_refused_before_it_starts(changes, message):
+    asked = {"benchmark": "mnist-rotations", "learner": "single"} | TINY | changes
     with pytest.raises(ValueError, match=message):
-        Experiment(**({"benchmark": "mnist-rotations", "learner": "single"} | TINY | changes))
+        Experiment(**asked).new_learner()

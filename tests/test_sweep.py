@@ -4,23 +4,22 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gradmem.benchmarks.recipes import RECIPES
+from gradmem.benchmarks import BENCHMARKS
 from gradmem.learners import LEARNERS
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_runs
+from gradmem.runs.folder import Run, find_runs
 from gradmem.sweeps import (
     Died,
     InTurn,
-    Planned,
     Processes,
     Store,
-    key_of,
     run_sweep,
 )
 from gradmem.sweeps.perform import Perform
@@ -84,10 +83,10 @@ def test_a_run_that_fails_is_recorded_and_the_rest_goes_on(tmp_path):
     done = run_sweep(tmp_path, sweep, InTurn())
     assert done.choices[0].settings == {"lr": 0.1}
     assert (done.choices[0].considered, done.choices[0].failed) == (1, 1)
-    ((run, error),) = done.failed
-    assert run.experiment.settings == {"lr": 1e30}
+    ((failed, error),) = done.failed
+    assert failed.settings == {"lr": 1e30}
     assert "FloatingPointError: the loss is not finite" in error
-    failure = Store(tmp_path).failure(run.key)
+    failure = Store(tmp_path).failure(failed.key)
     assert failure["type"] == "FloatingPointError"
     assert any("_diverge" in line for line in failure["traceback"])
     assert events(tmp_path) == {"started": 3, "finished": 2, "failed": 1}
@@ -105,7 +104,7 @@ def test_a_learner_that_never_finishes_is_not_chosen_and_does_not_stop_the_other
 
 
 @pytest.mark.parametrize(
-    "learner", [name for name in LEARNERS if name in RECIPES["mnist-rotations"]]
+    "learner", [name for name in LEARNERS if name in BENCHMARKS["mnist-rotations"].settings]
 )
 def test_a_learner_used_again_for_the_next_seed_gives_a_new_ones_results(tmp_path, learner):
     common = TINY | {"n_tasks": 3}
@@ -113,14 +112,14 @@ def test_a_learner_used_again_for_the_next_seed_gives_a_new_ones_results(tmp_pat
     perform = Perform(tmp_path)
     used = []
     for experiment in experiments:
-        perform(Planned(experiment))
+        perform(experiment)
         used.append(perform._learner)
     assert used[0] is used[1]
     new = experiments[1].new_learner()
     result = experiments[1].run(learner=new)
     for name, weight in new.network.state_dict().items():
         assert torch.equal(weight, used[1].network.state_dict()[name]), name
-    stored = Store(tmp_path).run(key_of(experiments[1]))
+    stored = Store(tmp_path).run(experiments[1].key)
     assert np.array_equal(stored.R, result.R)
     assert {name: stored.result[name] for name in result.statistics} == result.statistics
 
@@ -129,7 +128,7 @@ def test_a_learner_is_not_used_again_for_other_settings_or_after_a_failure(tmp_p
     perform = Perform(tmp_path)
 
     def learner_after(**changes):
-        perform(Planned(Experiment("mnist-rotations", "single", **(TINY | changes))))
+        perform(Experiment("mnist-rotations", "single", **(TINY | changes)))
         return perform._learner
 
     first = learner_after()
@@ -143,26 +142,25 @@ def test_a_learner_is_not_used_again_for_other_settings_or_after_a_failure(tmp_p
 
 
 def test_the_data_are_made_once_for_all_runs_on_them(tmp_path, monkeypatch):
-    from gradmem import benchmarks
-
     made = []
-    real = benchmarks.BENCHMARKS["mnist-rotations"]
+    real = BENCHMARKS["mnist-rotations"]
 
-    def counted(*arguments):
-        made.append(arguments)
-        return real(*arguments)
+    def counted(seed, n_tasks=20, examples_per_task=1000, data=None):
+        made.append(seed)
+        return real.continuum(n_tasks, examples_per_task, seed=seed, data=data)
 
-    monkeypatch.setitem(benchmarks.BENCHMARKS, "mnist-rotations", counted)
+    monkeypatch.setitem(BENCHMARKS, "mnist-rotations", replace(real, continuum=counted))
     sweep = tiny(seeds=(0, 1), common=TINY | {"examples_per_task": 41})
-    planned = [Planned(experiment) for experiment in sweep.experiments()]
+    planned = sweep.experiments()
+    assert len({experiment.key for experiment in planned}) == 4
     made.clear()
-    for run in planned:
-        Perform(tmp_path / "by-seed")(run)
+    for experiment in planned:
+        Perform(tmp_path / "by-seed")(experiment)
     assert len(made) == 2
     made.clear()
     perform = Perform(tmp_path / "by-setting", continuums=2)
-    for run in sorted(planned, key=lambda run: run.experiment.settings["lr"]):
-        perform(run)
+    for experiment in sorted(planned, key=lambda experiment: experiment.settings["lr"]):
+        perform(experiment)
     assert len(made) == 2
 
 
@@ -171,13 +169,12 @@ def test_the_data_are_made_once_for_all_runs_on_them(tmp_path, monkeypatch):
 
 def test_workers_give_the_bits_that_this_process_gives_however_many_they_are(tmp_path):
     found = {"mnist-rotations": {"single": {"lr": [0.1]}, "gem": {"lr": [0.03, 0.1]}}}
-    planned = [Planned(experiment) for experiment in tiny(grids=found).experiments()]
+    planned = tiny(grids=found).experiments()
     executors = {"here": InTurn(), "1": Processes(1, threads=1), "2": Processes(2, threads=1)}
     for name, executor in executors.items():
-        answers = {
-            run.key: outcome.kind for run, outcome in executor(Perform(tmp_path / name), planned)
-        }
-        assert answers == {run.key: "finished" for run in planned}
+        answers = list(executor(Perform(tmp_path / name), planned))
+        assert {experiment.key for experiment, _ in answers} == {one.key for one in planned}
+        assert all(isinstance(run, Run) for _, run in answers)
     assert results(tmp_path / "here") == results(tmp_path / "1") == results(tmp_path / "2")
     pids = {entry["pid"] for entry in Store(tmp_path / "2").log()}
     assert len(pids) == 2
@@ -209,10 +206,10 @@ class Deadly:
     def __init__(self, function, lr):
         self.function, self.lr = function, lr
 
-    def __call__(self, run):
-        if run.experiment.settings["lr"] == self.lr:
+    def __call__(self, experiment):
+        if experiment.settings["lr"] == self.lr:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.function(run)
+        return self.function(experiment)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -222,8 +219,8 @@ def test_a_worker_that_dies_is_its_runs_failure_and_the_rest_goes_on(tmp_path):
             yield from Processes(1, threads=1)(Deadly(function, 0.01), items)
 
     done = run_sweep(tmp_path, tiny(select="test-as-published"), Executor())
-    ((run, error),) = done.failed
-    assert run.experiment.settings == {"lr": 0.01}
+    ((failed, error),) = done.failed
+    assert failed.settings == {"lr": 0.01}
     assert error == "LostWorkerError: the worker was ended by SIGKILL (out of memory?)"
     assert done.choices[0].settings == {"lr": 0.1}
     assert len(done.runs) == 1
@@ -265,7 +262,8 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
     assert "2 runs failed" in said
     assert "final: 1 of 1 runs" in said
     assert str(out / "chosen.json") in said
-    table = (out / "report" / "table.md").read_text()
+    assert str(out / "report.html") in said
+    table = (out / "table.md").read_text()
     assert len(table.splitlines()) == 3  # one row: what was chosen
     assert json.loads((out / "chosen.json").read_text())["choices"][0]["settings"] == {"lr": 0.1}
     monkeypatch.setattr(sys, "argv", ["gradmem", "sweep", str(out)])
@@ -273,7 +271,7 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
         main()
     assert stop.value.code in (0, None)
     assert events(out) == {"started": 7, "finished": 5, "failed": 2}
-    assert (out / "report" / "table.md").read_text() == table
+    assert (out / "table.md").read_text() == table
 
 
 @pytest.mark.parametrize(
@@ -292,13 +290,13 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
         ),
         (
             ["--benchmark", "mnist-rotations", "--data", "sample", "--examples", "100000"],
-            "--examples must be at most the 4000 training images",
+            "examples_per_task must be at most the 4000 training images, got 100000 (",
         ),
         (["--benchmark", "mnist-rotations", "--first-tasks", "1"], "--first-tasks goes with"),
         (["--benchmark", "mnist-rotations", "--out", "README.md/x"], "--out must be a folder"),
         (
             ["--benchmark", "mnist-rotations", "--select", "first-tasks", "--tasks", "2"],
-            "--first-tasks must be at most --tasks, 2, got 3",
+            "first_tasks must be at most n_tasks, 2, got 3 (n_tasks is --tasks)",
         ),
         (["--benchmark", "mnist-rotations", "--grid", "no.json"], 'must be "paper" or a JSON file'),
         (["--benchmark", "mnist-rotations", "--learners", "agem"], "a learner in the grid must be"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradmem as gm
-from gradmem.benchmarks.recipes import RECIPES
+from gradmem.benchmarks import BENCHMARKS
 from gradmem.published import grids
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import find_runs
@@ -17,7 +17,6 @@ from gradmem.sweeps import (
     Standings,
     Store,
     Sweep,
-    key_of,
     run_sweep,
     select,
 )
@@ -46,7 +45,11 @@ def test_the_papers_grids_have_the_published_sizes_and_hold_the_best_values():
     for benchmark in ("mnist-rotations", "mnist-permutations"):
         for learner, grid in grids()[benchmark].items():
             for name, values in grid.items():
-                assert RECIPES[benchmark][learner][name] in values, (benchmark, learner, name)
+                assert BENCHMARKS[benchmark].settings[learner][name] in values, (
+                    benchmark,
+                    learner,
+                    name,
+                )
 
 
 def test_a_sweep_is_every_setting_with_every_seed_and_goes_through_json():
@@ -93,7 +96,7 @@ def test_seeds_follow_each_other_on_a_gpu_and_settings_elsewhere(monkeypatch):
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"select": "test"}, "select must be one of validation, first-tasks, test-as-published"),
         ({"held_out": 1.0}, "held_out must be below 1"),
-        ({"common": {"seed": 3}}, "a field in common must be one of data, n_tasks"),
+        ({"common": {"seed": 3}}, "a field in common must be one of n_tasks, examples"),
     ],
 )
 def test_a_wrong_sweep_is_refused_when_it_is_made(changes, message):
@@ -115,9 +118,8 @@ def test_a_wrong_value_is_found_before_a_folder_is_made(tmp_path):
 
 def test_a_key_changes_with_whatever_changes_the_numbers():
     def key(**changes):
-        return key_of(
-            Experiment(**({"benchmark": "mnist-rotations", "learner": "single"} | TINY | changes))
-        )
+        asked = {"benchmark": "mnist-rotations", "learner": "single"} | TINY | changes
+        return Experiment(**asked).key
 
     keys = [
         key(),
@@ -154,17 +156,16 @@ def test_a_key_knows_the_data_by_what_they_are_not_by_where_they_lie(tmp_path):
         lay(tmp_path / name, some)
 
     def key(data):
-        return key_of(Experiment("mnist-rotations", "single", **(TINY | {"data": str(data)})))
+        return Experiment("mnist-rotations", "single", **(TINY | {"data": str(data)})).key
 
     assert key("sample") == key(tmp_path / "here") == key(tmp_path / "there")
     assert key("sample") != key(tmp_path / "other")
 
 
 def test_a_new_version_of_gradmem_makes_runs_anew(monkeypatch):
-    experiment = Experiment("mnist-rotations", "single", **TINY)
-    before = key_of(experiment)
-    monkeypatch.setattr(gm, "__version__", "99")
-    assert key_of(experiment) != before
+    before = Experiment("mnist-rotations", "single", **TINY).key
+    monkeypatch.setattr("gradmem.runs.experiment.__version__", "99")
+    assert Experiment("mnist-rotations", "single", **TINY).key != before
 
 
 # Held-out data -------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_an_experiment_without_held_out_data_has_the_config_it_always_had():
     plain = Experiment("mnist-rotations", "single", **TINY)
     assert not {"held_out", "first_tasks"} & set(plain.config())
     assert Experiment(**plain.config()) == plain
-    chosen_on = replace(plain, held_out=0.25, first_tasks=1)
+    chosen_on = plain.changed(held_out=0.25, first_tasks=1)
     assert Experiment(**chosen_on.config()) == chosen_on
     assert chosen_on.run().R.shape == (1, 1)
     assert len(chosen_on.continuum().tests[0]) == 10

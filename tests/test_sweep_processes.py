@@ -15,7 +15,6 @@ from gradmem.runs.folder import find_runs
 from gradmem.sweeps import (
     InTurn,
     Store,
-    key_of,
     run_sweep,
     select,
 )
@@ -49,7 +48,7 @@ def test_two_processes_share_a_sweep_and_run_nothing_twice(tmp_path):
 def test_a_run_that_another_process_has_is_waited_for(tmp_path):
     """Here, the other one gives up without a result: its run is then made after all."""
     sweep = tiny()
-    key = key_of(sweep.experiments()[0])
+    key = sweep.experiments()[0].key
     store = Store(tmp_path)
     store.open(sweep)
     holder = subprocess.Popen(
@@ -71,7 +70,7 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path):
     def on_event(event):
         seen.append(event)
         if event.phase == "selection" and event.done == 1:
-            assert event.run.key != key
+            assert event.experiment.key != key
             holder.kill()
 
     try:
@@ -113,9 +112,9 @@ def test_a_sweep_killed_twenty_times_finishes_and_runs_nothing_twice(tmp_path):
     assert_whole(folder)
     store = Store(folder)
     sweep = store.sweep()
-    keys = {key_of(experiment) for experiment in sweep.experiments()}
+    keys = {experiment.key for experiment in sweep.experiments()}
     final = [(c.benchmark, c.learner, c.settings) for c in select(folder)]
-    keys |= {key_of(experiment) for experiment in sweep.final(final)}
+    keys |= {experiment.key for experiment in sweep.final(final)}
     assert all(store.is_finished(key) for key in keys)
     assert_nothing_finished_twice(folder)
     starts = Counter(entry["key"] for entry in store.log() if entry["event"] == "started")

@@ -8,7 +8,12 @@
 """
 
 from gradmem import networks
-from gradmem.benchmarks import cifar100_incremental, mnist_permutations, mnist_rotations
+from gradmem.benchmarks import (
+    Benchmark,
+    cifar100_incremental,
+    mnist_permutations,
+    mnist_rotations,
+)
 from gradmem.data import DataError, Images
 from gradmem.evaluation import (
     Callback,
@@ -25,13 +30,16 @@ from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project, solve_dual
 from gradmem.reports import report
+from gradmem.runs.compare import compare
 from gradmem.streams import Continuum, DatasetExamples, Examples, Task
+from gradmem.sweeps import sweep
 from gradmem.version import __version__
 
 __all__ = [
     "AGEM",
     "EWC",
     "GEM",
+    "Benchmark",
     "Callback",
     "Continuum",
     "DataError",
@@ -52,6 +60,7 @@ __all__ = [
     "__version__",
     "accuracy",
     "cifar100_incremental",
+    "compare",
     "mlp",
     "mnist_permutations",
     "mnist_rotations",
@@ -61,5 +70,6 @@ __all__ = [
     "resnet18",
     "run",
     "solve_dual",
+    "sweep",
     "transfer_metrics",
 ]

@@ -7,16 +7,20 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import Cifar100, Images, load_cifar100
+from gradmem.networks import resnet18
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, one_of, positive_int
 
-__all__ = ["cifar100_incremental"]
+__all__ = ["CIFAR100_INCREMENTAL", "cifar100_incremental"]
 
 FINE, COARSE = 100, 20
+#: Feature maps of the first layer of the paper's network.
+FEATURE_MAPS = 20
 #: Bytes of each image that are put in order at a time: few, since each time needs a copy.
 COLUMNS = 128
 
@@ -112,6 +116,21 @@ def cifar100_incremental(
         epochs,
         seed=seed,
     )
+
+
+def cifar_network(
+    seed: int = 0, learner: object = None, n_tasks: int = 20, device: str = "cpu"
+) -> nn.Module:
+    """The paper's network; independent learners share its feature maps out among the tasks."""
+    feature_maps = max(1, round(FEATURE_MAPS / shares(learner, n_tasks)))
+    network: nn.Module = resnet18(FINE, feature_maps, seed=seed).to(device)
+    if device.startswith("cuda") and feature_maps > 1:
+        # the layout that convolutions are fastest in there
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+CIFAR100_INCREMENTAL = paper_benchmark("cifar100-incremental", cifar100_incremental, cifar_network)
 
 
 def _check(images: Images) -> None:

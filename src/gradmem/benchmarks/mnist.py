@@ -6,14 +6,19 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import load_mnist
+from gradmem.networks import mlp
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
-__all__ = ["mnist_permutations", "mnist_rotations"]
+__all__ = ["MNIST_PERMUTATIONS", "MNIST_ROTATIONS", "mnist_permutations", "mnist_rotations"]
+
+#: Hidden units of the paper's network, in each of two layers.
+HIDDEN = 100
 
 
 def mnist_rotations(
@@ -82,6 +87,17 @@ def mnist_permutations(
         return torch.from_numpy(rng.permutation(784)), f"permutation {k}"
 
     return _mnist(permuted, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
+def mnist_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
+    """The paper's network; independent learners share its hidden units out among the tasks."""
+    hidden = max(1, round(HIDDEN / shares(learner, n_tasks)))
+    return mlp([784, hidden, hidden, 10], seed=seed)
+
+
+MNIST_ROTATIONS = paper_benchmark("mnist-rotations", mnist_rotations, mnist_network)
+
+MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, mnist_network)
 
 
 def _mnist(

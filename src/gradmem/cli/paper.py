@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,14 +13,13 @@ from rich.console import Console
 from gradmem.cli.options import (
     WHAT,
     WHERE,
-    DataOption,
     DeviceOption,
-    ExamplesOption,
     RetryFailedOption,
-    TasksOption,
-    lasting,
+    WorkersOption,
+    absolute,
     names_in,
     say,
+    takes_stream,
 )
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.reproduction.compare import compare
@@ -30,6 +29,7 @@ from gradmem.reproduction.numbers import numbers
 from gradmem.reproduction.page import summary, write_reproduction
 from gradmem.reproduction.plan import (
     BENCHMARKS,
+    DATA_SETS,
     LEARNERS,
     OTHER,
     PARTS,
@@ -37,76 +37,79 @@ from gradmem.reproduction.plan import (
     Setting,
     settings_of,
 )
-from gradmem.reproduction.runs import Made, Timed, executor_for, make_runs
+from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
 from gradmem.runs.folder import check_folder
+from gradmem.sweeps import Executor, executor_for
 from gradmem.validation import one_of, positive_int
 
-__all__ = ["paper"]
+__all__ = ["paper_command"]
 
 console = Console()
 
+PartsArgument = Annotated[
+    list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
+]
+BenchmarksOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
+        rich_help_panel=WHAT,
+    ),
+]
+LearnersOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
+    ),
+]
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
+]
+GridOption = Annotated[
+    bool,
+    typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
+]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
+]
+KeepOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        help="Folder for small results, one file per setting. (default: OUT/kept)",
+        rich_help_panel=WHERE,
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Run nothing: make the page from a folder of kept results.",
+        rich_help_panel=WHERE,
+    ),
+]
 
-def paper(
-    parts: Annotated[
-        list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
-    ] = None,
-    benchmarks: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    learners: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
-    ] = None,
-    grid: Annotated[
-        bool,
-        typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
-    ] = False,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
-    ] = None,
-    data: DataOption = None,
-    tasks: TasksOption = None,
-    examples: ExamplesOption = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
-    ] = Path("paper"),
-    kept_in: Annotated[
-        Path | None,
-        typer.Option(
-            "--keep",
-            help="Folder for small results, one file per setting. (default: OUT/kept)",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Run nothing: make the page from a folder of kept results.",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+
+@takes_stream("data", "tasks", "examples")
+def paper_command(
+    stream: dict[str, Any],
+    parts: PartsArgument = None,
+    benchmarks: BenchmarksOption = None,
+    learners: LearnersOption = None,
+    seeds: SeedsOption = None,
+    grid: GridOption = False,
+    precision: PrecisionOption = None,
+    out: OutOption = Path("paper"),
+    kept_in: KeepOption = None,
+    source: FromOption = None,
     device: DeviceOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Processes that run at a time, but for Table 1. (default: one per two cores; on "
-            "a GPU: 1, several need NVIDIA's MPS to be quicker)",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+    workers: WorkersOption = None,
     retry_failed: RetryFailedOption = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
@@ -119,9 +122,8 @@ def paper(
     """
     check_folder(out)
     if source is not None:
-        which = (parts, benchmarks, learners, seeds, precision, data, tasks, examples)
-        where = (kept_in, device, workers)
-        if grid or retry_failed or any(o is not None for o in (*which, *where)):
+        typed = (parts, benchmarks, learners, seeds, precision, kept_in, device, workers)
+        if grid or retry_failed or stream or any(option is not None for option in typed):
             raise ValueError(
                 "--from makes the whole page and runs nothing: only --out goes with it"
             )
@@ -133,7 +135,7 @@ def paper(
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
-    conditions = Conditions(lasting(data), device, precision, tasks, examples)
+    conditions = Conditions(device=device, precision=precision, **absolute(stream))
     settings = settings_of(chosen, names, who)
     if not settings:
         of = f" of {', '.join(who)}" if learners else ""
@@ -144,45 +146,79 @@ def paper(
     if keep_in.exists():
         load(keep_in)  # what is damaged is found before anything is run
         load_searches(keep_in)
-    executor = executor_for(conditions, workers)
-    kinds = {name: kind_of_data(name, data) for name in names}
-    for name, kind in kinds.items():
-        if kind == OTHER:
-            _say(f"{name}: other data than the paper's, so that nothing is compared.")
-
-    def keep_runs(setting: Setting, runs: Timed) -> None:
-        keep(keep_in, setting, runs, command, kinds[setting.benchmark])
-
-    with SweepDisplay(console) as display:
-        try:
-            made = make_runs(
-                out,
-                settings,
-                range(seeds),
-                conditions,
-                executor,
-                retry_failed,
-                on_event=display,
-                on_finished=keep_runs,
-            )
-            for setting, runs in made.runs.items():
-                if keep(keep_in, setting, runs, command, kinds[setting.benchmark]) is None:
-                    display.say(
-                        f"{keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
-                        "trial."
-                    )
-            for name in names if grid else ():
-                done = search(out, name, conditions, seeds, executor, retry_failed, display)
-                of_kind = replace(conditions, data=kinds[name])
-                keep_search(keep_in, name, done, of_kind, command)
-        except KeyboardInterrupt:
-            display.stop()
-            _say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
-            raise typer.Exit(130) from None
-    _tell_failures(made)
-    if not made.runs:
-        raise FloatingPointError("no run finished")
+    executor = executor_for(default_workers(conditions) if workers is None else workers)
+    kinds = {name: kind_of_data(name, conditions.data) for name in names}
+    paper = _Paper(out, keep_in, conditions, seeds, command, executor, retry_failed, kinds)
+    paper.make(settings, grid)
     _write_page(keep_in, out)
+
+
+@dataclass(frozen=True)
+class _Paper:
+    """Makes the runs in `out`, and keeps in `keep_in` what came of them."""
+
+    out: Path
+    keep_in: Path
+    conditions: Conditions
+    seeds: int
+    command: str
+    """What was typed."""
+    executor: Executor
+    retry_failed: bool
+    kinds: dict[str, str]
+    """Benchmark → what its data are; see `kind_of_data`."""
+
+    def make(self, settings: list[Setting], grid: bool) -> None:
+        """Make all runs and, if asked, search the grids."""
+        for name, kind in self.kinds.items():
+            if kind == OTHER:
+                _say(f"{name}: other data than the paper's, so that nothing is compared.")
+        with SweepDisplay(console) as display:
+            try:
+                runs, failed = self._run(settings, display)
+                for name in self.kinds if grid else ():
+                    self._search(name, display)
+            except KeyboardInterrupt:
+                display.stop()
+                _say(
+                    f"Stopped after {display.done} runs, which are kept. The same command goes on."
+                )
+                raise typer.Exit(130) from None
+        for experiment, error in failed:
+            _say(f"{experiment.key} failed: {error}")
+        if failed:
+            _say("What failed is missing below. --retry-failed runs it again.")
+        if not runs:
+            raise FloatingPointError("no run finished")
+
+    def _run(self, settings: list[Setting], display: SweepDisplay) -> tuple[Any, Any]:
+        runs, failed = make_runs(
+            self.out,
+            settings,
+            range(self.seeds),
+            self.conditions,
+            self.executor,
+            self.retry_failed,
+            on_event=display,
+            on_finished=self._keep,
+        )
+        for setting, found in runs.items():
+            if self._keep(setting, found) is None:
+                display.say(
+                    f"{self.keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
+                    "trial."
+                )
+        return runs, failed
+
+    def _keep(self, setting: Setting, runs: Timed) -> Path | None:
+        return keep(self.keep_in, setting, runs, self.command, self.kinds[setting.benchmark])
+
+    def _search(self, name: str, display: SweepDisplay) -> None:
+        done = search(
+            self.out, name, self.conditions, self.seeds, self.executor, self.retry_failed, display
+        )
+        of_kind = replace(self.conditions, data=self.kinds[name])
+        keep_search(self.keep_in, name, done, of_kind, self.command)
 
 
 def _write_page(source: Path, out: Path) -> None:
@@ -191,13 +227,6 @@ def _write_page(source: Path, out: Path) -> None:
     _say("Written:")
     for path in written:
         _say(f"  {path}")
-
-
-def _tell_failures(made: Made) -> None:
-    for run, error in made.failed:
-        _say(f"{run.key} failed: {error}")
-    if made.failed:
-        _say("What failed is missing below. --retry-failed runs it again.")
 
 
 def _say(line: str) -> None:
@@ -213,7 +242,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
     if text is None:
         # On a CPU, ResNets take days.
         cuda = device.startswith("cuda")
-        return [name for name in BENCHMARKS if cuda or name.startswith("mnist")]
+        return [name for name in BENCHMARKS if cuda or DATA_SETS[name] == "mnist"]
     return _of("benchmark", text, BENCHMARKS)
 
 

@@ -10,13 +10,13 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from gradmem.cli.options import say
-from gradmem.evaluation.protocol import Progress
+from gradmem.evaluation import Progress
 
 __all__ = ["Display"]
 
 
 class Display:
-    """Shows runs one after another: which task, examples/s, ACC so far, time left."""
+    """A callback that shows runs one after another: task, examples/s, ACC so far, time left."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -48,15 +48,21 @@ class Display:
         if not self.live:
             say(self.console, name)
 
-    def update(self, progress: Progress) -> None:
-        """The run has got this far."""
-        facts = describe(progress)
-        self.bars.update(
-            self.bar, total=progress.n_examples, completed=progress.examples, facts=facts
-        )
-        row_added = progress.partial is not None
-        fifth = max(1, progress.n_tasks // 5)
-        if not self.live and row_added and (progress.task + 1) % fifth == 0:
+    def on_batch(self, progress: Progress) -> None:
+        """Show how far the run is, after a mini-batch."""
+        facts, n = describe(progress), progress.n_examples
+        self.bars.update(self.bar, total=n, completed=progress.examples, facts=facts)
+
+    def on_task(self, progress: Progress) -> None:
+        """Show how far the run is, after a task; without a terminal, five times in a run."""
+        self.on_batch(progress)
+        if not self.live and (progress.task + 1) % max(1, progress.n_tasks // 5) == 0:
+            say(self.console, f"  {describe(progress)}")
+
+    def finish(self, facts: str) -> None:
+        """The run needs nothing more, for a reason that is told."""
+        self.bars.update(self.bar, total=1, completed=1, facts=escape(facts))
+        if not self.live:
             say(self.console, f"  {facts}")
 
     def fail(self, reason: str) -> None:

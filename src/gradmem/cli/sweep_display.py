@@ -11,7 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from gradmem.benchmarks.parts import shown
 from gradmem.cli.options import say
+from gradmem.evaluation.result import as_text
+from gradmem.runs.folder import Failure
 from gradmem.sweeps import Choice, Event
 
 __all__ = ["SweepDisplay", "choices_table"]
@@ -55,7 +58,7 @@ class SweepDisplay:
 
     def __call__(self, event: Event) -> None:
         """The sweep has got this far."""
-        self.done += event.run is not None
+        self.done += event.experiment is not None
         if self._live:
             self._show(self._live, event)
         else:
@@ -71,16 +74,15 @@ class SweepDisplay:
         live.update(Group(self._bars, best) if event.best else self._bars)
 
     def _tell(self, event: Event) -> None:
-        if event.outcome is not None and event.outcome.error:
-            assert event.run is not None
-            self.say(f"  {event.run.key} failed: {event.outcome.error}")
-        now, at_an_end = time.monotonic(), event.run is None or event.done == event.total
+        if isinstance(event.outcome, Failure) and event.experiment is not None:
+            self.say(f"  {event.experiment.key} failed: {event.outcome.error}")
+        now, at_an_end = time.monotonic(), event.experiment is None or event.done == event.total
         if not at_an_end and now - self._last < PAUSE:
             return
         self._last = now
         left = _left(event.seconds_left)
         self.say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
-        if event.phase == "selection" and event.run is not None:
+        if event.phase == "selection" and event.experiment is not None:
             so_far = "" if event.done == event.total else " so far"
             for choice in event.best:
                 benchmark, learner, settings, acc, seeds = _cells(choice)
@@ -107,8 +109,9 @@ def choices_table(best: list[Choice], what: str) -> Table:
 
 
 def _cells(choice: Choice) -> list[str]:
-    settings = " ".join(f"{name}={value}" for name, value in choice.settings.items())
-    return [choice.benchmark, choice.learner, settings, f"{choice.acc:.3f}", str(choice.seeds)]
+    settings = " ".join(f"{name}={value}" for name, value in as_text(choice.settings).items())
+    names = [shown(choice.benchmark), shown(choice.learner)]
+    return [*names, settings, f"{choice.acc:.3f}", str(choice.seeds)]
 
 
 def _left(seconds: float | None) -> str:

@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 
 from gradmem.data import load_cifar100, load_mnist
-from gradmem.reproduction.plan import OTHER, SAMPLE, WHOLE
+from gradmem.reproduction.plan import DATA_SETS, OTHER, SAMPLE, WHOLE
 
 __all__ = ["kind_of_data"]
 
@@ -21,7 +21,7 @@ def kind_of_data(benchmark: str, data: str | None) -> str:
     """`WHOLE`, `SAMPLE` or `OTHER`: what a benchmark finds under `data`."""
     if data == SAMPLE:
         return SAMPLE
-    name = "mnist" if benchmark.startswith("mnist") else "cifar100"
+    name = DATA_SETS[benchmark]
     return WHOLE if _test_set(name, data) == TEST_SETS[name] else OTHER
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradmem.published import appendix_b, tables
+from gradmem.published import appendix_b, settings, tables
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import one_of, positive_int
 
 __all__ = [
     "BENCHMARKS",
+    "DATA_SETS",
     "LEARNERS",
     "N_TASKS",
     "OTHER",
@@ -28,8 +29,15 @@ __all__ = [
 #: What can be asked for by name.
 PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
 
-#: The paper's benchmarks, and training examples per task in each.
-BENCHMARKS = {"mnist-permutations": 1000, "mnist-rotations": 1000, "cifar100-incremental": 2500}
+#: The paper's benchmarks, and the data set of each.
+DATA_SETS = {
+    "mnist-permutations": "mnist",
+    "mnist-rotations": "mnist",
+    "cifar100-incremental": "cifar100",
+}
+
+#: Training examples per task in each.
+BENCHMARKS: dict[str, int] = {name: settings()[name]["examples_per_task"] for name in DATA_SETS}
 
 #: The paper's learners, in its order.
 LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name in found))

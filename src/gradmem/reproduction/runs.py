@@ -10,28 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
+from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import Run
-from gradmem.sweeps import Event, Executor, InTurn, Phase, Planned, Processes, Store
-from gradmem.sweeps.perform import FINISHED
+from gradmem.sweeps import Event, Executor, InTurn, Phase, Store, check_settings, executor_for
 
-__all__ = ["Made", "Timed", "default_workers", "executor_for", "make_runs"]
-
+__all__ = ["Timed", "default_workers", "make_runs"]
 
 #: Runs, each with whether it had the machine to itself.
 Timed = list[tuple[Run, bool]]
-
-
-@dataclass(frozen=True)
-class Made:
-    """What came of the runs."""
-
-    runs: dict[Setting, Timed]
-    """The finished ones, by seed."""
-    failed: list[tuple[Planned, str]]
 
 
 def make_runs(
@@ -42,8 +31,8 @@ def make_runs(
     executor: Executor | None = None,
     retry_failed: bool = False,
     on_event: Callable[[Event], None] | None = None,
-    on_finished: Callable[[Setting, Timed], None] | None = None,
-) -> Made:
+    on_finished: Callable[[Setting, Timed], object] | None = None,
+) -> tuple[dict[Setting, Timed], list[tuple[Experiment, str]]]:
     """Make all runs that the folder lacks; it can be interrupted or killed and called again.
 
     Parameters
@@ -61,14 +50,20 @@ def make_runs(
     on_finished
         Called after each run with its setting and all runs of it that are finished, so that
         nothing is lost when the rest is never made.
+
+    Returns
+    -------
+    dict, list
+        The finished runs of each setting, by seed; what failed, with its error.
     """
     out = Path(out)
     cuda = conditions.device.startswith("cuda")
     timed = set(settings_of(["table-1"]))
     planned = {
-        (setting, seed): Planned(conditions.experiment(setting, seed))
+        (setting, seed): conditions.experiment(setting, seed)
         for setting, seed in _order(settings, seeds, cuda)
     }
+    check_settings(list(planned.values()))
     setting_of = {run.key: setting for (setting, _), run in planned.items()}
 
     def finished(setting: Setting) -> Timed:
@@ -77,33 +72,28 @@ def make_runs(
         return [(store.run(key), setting in timed) for key in keys if store.is_finished(key)]
 
     def report(event: Event) -> None:
-        if on_finished and event.run and event.outcome and event.outcome.kind == FINISHED:
-            setting = setting_of[event.run.key]
+        if on_finished and event.experiment and isinstance(event.outcome, Run):
+            setting = setting_of[event.experiment.key]
             on_finished(setting, finished(setting))
         if on_event:
             on_event(event)
 
-    failed: dict[str, tuple[Planned, str]] = {}
+    failed: dict[str, tuple[Experiment, str]] = {}
+    others = executor or executor_for(default_workers(conditions))
     with _only_one(out):
-        for name, where in (("alone", InTurn()), ("others", executor or executor_for(conditions))):
+        for name, where in (("alone", InTurn()), ("others", others)):
             runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
             if runs:
                 keep = len(seeds) if cuda else 1
                 phase = Phase(Store(out / name), where, keep, retry_failed, report)
                 failed |= phase.make(name, runs)
     made = {setting: finished(setting) for setting in settings}
-    return Made({setting: runs for setting, runs in made.items() if runs}, list(failed.values()))
-
-
-def executor_for(conditions: Conditions, workers: int | None = None) -> Executor:
-    """All cores, or this process where there is one worker or a GPU."""
-    workers = default_workers(conditions) if workers is None else workers
-    return InTurn() if workers == 1 else Processes(workers)
+    return {setting: runs for setting, runs in made.items() if runs}, list(failed.values())
 
 
 def default_workers(conditions: Conditions) -> int:
     """One per two cores, since one run with two threads is quicker than two with one; GPU: one."""
-    from gradmem.runs.machine import cores
+    from gradmem.evaluation.machine import cores
 
     return 1 if conditions.device.startswith("cuda") else max(1, cores() // 2)
 

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
 
-from gradmem.benchmarks import BENCHMARKS
-from gradmem.benchmarks.recipes import build_learner, settings_for
-from gradmem.evaluation.protocol import Progress, Result, run
+from gradmem.benchmarks.benchmark import Benchmark
+from gradmem.benchmarks.parts import (
+    LearnerKind,
+    benchmark_reference,
+    code_of,
+    find_benchmark,
+    find_learner,
+    learner_reference,
+    setting_parameters,
+    shown,
+)
+from gradmem.evaluation import Result, run
+from gradmem.evaluation.result import as_text
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
-from gradmem.validation import non_negative_int, one_of, positive, positive_int
+from gradmem.trees import leaves
+from gradmem.validation import non_negative_int, positive, positive_int
+from gradmem.version import __version__
 
-__all__ = ["Experiment", "keep_continuums"]
+__all__ = ["Experiment", "keep_continuums", "settings_text"]
+
+#: What most benchmarks take, in the order in which `config.json` has it.
+USUAL = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
+
+#: Those of them that are numbers of something.
+SIZES = ("n_tasks", "examples_per_task", "batch_size", "epochs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Experiment:
     """One learner on one benchmark with one seed.
 
-    `settings` left out are the paper's for that learner and benchmark, `examples_per_task` the
-    benchmark's own. For choosing settings there
-    are `first_tasks`, which ends the continuum after so many tasks, and `held_out`, which tests on
-    that fraction of every task's training examples and leaves the test sets alone.
+    Parameters
+    ----------
+    benchmark, learner
+        A name of gradmem's, `module:name`, or the benchmark and the learner's class themselves.
+        They are kept as text.
+    settings
+        Of the learner; those left out are the benchmark's for that learner, or its defaults.
+    seed
+        Of the stream, the network and the learner.
+    shuffled
+        Whether all tasks' examples are mixed (iid data).
+    every
+        See `gradmem.run`.
+    device
+        Where it is computed.
+    held_out, first_tasks
+        For choosing settings: the fraction of each task's training examples to test on in place
+        of the test sets, and the number of tasks after which the continuum ends.
+    code
+        As `config` has it; what it is now is found out anew.
+    stream
+        What else the benchmark's continuum takes: data, n_tasks, examples_per_task, batch_size, …
+        None stands for its default.
 
     Examples
     --------
@@ -41,88 +80,156 @@ class Experiment:
 
     benchmark: str
     learner: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    data: str | None = None
-    n_tasks: int = 20
-    examples_per_task: int | None = None
-    batch_size: int = 10
-    epochs: int = 1
-    order: str | tuple[int, ...] | None = None
-    shuffled: bool = False
-    every: int | None = None
-    device: str = "cpu"
-    held_out: float | None = None
-    first_tasks: int | None = None
+    settings: dict[str, Any]
+    seed: int
+    stream: dict[str, Any]
+    shuffled: bool
+    every: int | None
+    device: str
+    held_out: float | None
+    first_tasks: int | None
+    code: str | None
+    """A hash of the users' files that it depends on; None if all of it is gradmem's."""
 
-    def __post_init__(self) -> None:
-        one_of("benchmark", self.benchmark, BENCHMARKS)
-        settings = settings_for(self.benchmark, self.learner, **self.settings)
-        object.__setattr__(self, "settings", settings)
-        non_negative_int("seed", self.seed)
-        if self.examples_per_task is None:
-            usual = inspect.signature(BENCHMARKS[self.benchmark]).parameters["examples_per_task"]
-            object.__setattr__(self, "examples_per_task", usual.default)
-        for name in ("n_tasks", "batch_size", "epochs"):
-            positive_int(name, getattr(self, name))
-        for name in ("examples_per_task", "every"):
-            if getattr(self, name) is not None:
-                positive_int(name, getattr(self, name))
-        if self.held_out is not None and positive("held_out", self.held_out) >= 1:
-            raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
-        if self.first_tasks is not None and (
-            positive_int("first_tasks", self.first_tasks) > self.n_tasks
-        ):
-            raise ValueError(
-                f"first_tasks must be at most n_tasks, {self.n_tasks}, got {self.first_tasks}"
-            )
-        if isinstance(self.order, list):
-            object.__setattr__(self, "order", tuple(self.order))
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device {self.device!r} cannot be used here: {error}") from None
-        self.new_learner()  # so that a wrong setting is found before any data is read
+    def __init__(
+        self,
+        benchmark: str | Benchmark,
+        learner: str | LearnerKind,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+        shuffled: bool = False,
+        every: int | None = None,
+        device: str = "cpu",
+        held_out: float | None = None,
+        first_tasks: int | None = None,
+        code: str | None = None,
+        **stream: Any,
+    ) -> None:
+        where, who = benchmark_reference(benchmark), learner_reference(learner)
+        what, kind = find_benchmark(where), find_learner(who)
+        vars(self).update(
+            benchmark=where,
+            learner=who,
+            settings=_settings(what, shown(who), kind, settings or {}),
+            seed=non_negative_int("seed", seed),
+            stream=_stream(what, stream),
+            shuffled=shuffled,
+            every=None if every is None else positive_int("every", every),
+            device=_usable(device),
+            held_out=held_out,
+            first_tasks=first_tasks,
+            code=code_of((what, kind)),
+        )
+        if held_out is not None and positive("held_out", held_out) >= 1:
+            raise ValueError(f"held_out must be below 1, got {held_out!r}")
+        if first_tasks is not None:
+            positive_int("first_tasks", first_tasks)
+            n_tasks = self.stream.get("n_tasks", first_tasks)
+            if first_tasks > n_tasks:
+                raise ValueError(
+                    f"first_tasks must be at most n_tasks, {n_tasks}, got {first_tasks}"
+                )
+
+    @property
+    def name(self) -> str:
+        """The learner's name for people and files."""
+        return shown(self.learner)
 
     def config(self) -> dict[str, Any]:
-        """This experiment as plain data, for `config.json`."""
-        config = asdict(self)
-        for name in ("held_out", "first_tasks"):  # other runs keep the config they always had
-            if config[name] is None:
-                del config[name]
-        return config
+        """This experiment as plain data, for `config.json`: what `Experiment` is called with."""
+        optional = {name: getattr(self, name) for name in ("held_out", "first_tasks", "code")}
+        return {
+            "benchmark": self.benchmark,
+            "learner": self.learner,
+            "settings": dict(self.settings),
+            "seed": self.seed,
+            **self.stream,
+            "shuffled": self.shuffled,
+            "every": self.every,
+            "device": self.device,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    def changed(self, **changes: Any) -> Experiment:
+        """The same experiment but for these arguments."""
+        return Experiment(**self.config() | changes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What other processes are sent: not the benchmark's own settings, which may be functions.
+
+        They have the benchmark, and the key is found once.
+        """
+        own = find_benchmark(self.benchmark).settings.get(self.name, {})
+        asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
+        return _again, (self.config() | {"settings": asked}, vars(self).get("key"))
+
+    @cached_property
+    def key(self) -> str:
+        """A name for people and a hash of everything that determines the run's numbers.
+
+        That is its config and gradmem's version. Of the data it is what they are that counts, not
+        the folder they lie in.
+
+        Examples
+        --------
+        >>> Experiment("mnist-rotations", "single", {"lr": 0.01}, data="sample").key
+        'mnist-rotations-single-lr0.01-seed0-...'
+        """
+        data = _fingerprint(find_benchmark(self.benchmark), self.stream.get("data"))
+        config = _as_one(as_text(self.config() | {"data": data, "gradmem": __version__}))
+        text = json.dumps(config, sort_keys=True)
+        parts = [shown(self.benchmark), self.name]
+        parts += [f"{name}{value}" for name, value in config["settings"].items()]
+        parts += [f"{name}{config[name]}" for name in ("held_out", "first_tasks") if name in config]
+        readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*parts, f"seed{self.seed}"]))
+        return f"{readable[:150]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def continuum(self) -> Continuum:
         """What is learned, on this experiment's device; kept for the next experiment on it."""
         return _continuum(
-            self.benchmark,
-            self.n_tasks,
-            self.examples_per_task,
-            self.batch_size,
-            self.epochs,
-            self.order,
+            find_benchmark(self.benchmark),
             self.seed,
-            self.data,
-            first_tasks=self.first_tasks,
-            held_out=self.held_out,
-            shuffled=self.shuffled,
-            device=self.device,
+            tuple(self.stream.items()),
+            self.first_tasks,
+            self.held_out,
+            self.shuffled,
+            self.device,
         )
 
     def new_learner(self) -> Learner:
-        settings = dict(self.settings)
-        return build_learner(
-            self.benchmark, self.learner, settings, self.n_tasks, self.seed, self.device
-        )
+        """The learner as it is before training; its network and itself come from the seed."""
+        benchmark, kind = find_benchmark(self.benchmark), find_learner(self.learner)
+        n_tasks = self.stream.get("n_tasks") or len(self.continuum().tests)
+        about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
+        network = benchmark.new_network(self.seed, **about).to(self.device)
+        seed = {"seed": self.seed} if "seed" in setting_parameters(kind) else {}
+        return kind(network, **self.settings, **seed)
 
     def run(
         self,
-        on_progress: Callable[[Progress], None] | None = None,
+        callbacks: Sequence[Any] = (),
         learner: Learner | None = None,
+        continuum: Continuum | None = None,
     ) -> Result:
-        """Train a new learner and measure it; or `learner`, in the state of a new one."""
+        """Train and measure a learner: a new one, or `learner` in the state of a new one.
+
+        `continuum` is this experiment's, if it has been made before. See `gradmem.run` for
+        callbacks.
+        """
         learner = self.new_learner() if learner is None else learner
-        return run(learner, self.continuum(), self.every, on_progress=on_progress)
+        continuum = self.continuum() if continuum is None else continuum
+        score = find_benchmark(self.benchmark).score
+        result = run(learner, continuum, self.every, score=score, callbacks=callbacks)
+        result.config = self.config()
+        return result
+
+
+def _again(config: dict[str, Any], key: str | None) -> Experiment:
+    experiment = Experiment(**config)
+    if key is not None:
+        vars(experiment)["key"] = key
+    return experiment
 
 
 def keep_continuums(n: int) -> None:
@@ -135,15 +242,32 @@ def keep_continuums(n: int) -> None:
         _continuum = lru_cache(maxsize=n)(_new_continuum)
 
 
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as one text, the same for the same settings."""
+    return json.dumps(_as_one(as_text(dict(settings))), sort_keys=True)
+
+
+def _as_one(value: Any) -> Any:
+    """1 and 1.0 are the same setting."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): _as_one(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_one(item) for item in value]
+    return value
+
+
 def _new_continuum(
-    benchmark: str,
-    *arguments: Any,
+    benchmark: Benchmark,
+    seed: int,
+    stream: tuple[tuple[str, Any], ...],
     first_tasks: int | None,
     held_out: float | None,
     shuffled: bool,
     device: str,
 ) -> Continuum:
-    continuum = BENCHMARKS[benchmark](*arguments)
+    continuum = benchmark.continuum(seed=seed, **dict(stream))
     if first_tasks is not None:
         continuum = continuum[:first_tasks]
     if held_out is not None:
@@ -155,3 +279,63 @@ def _new_continuum(
 
 #: The last continuum is kept: comparing learners means giving them the same one.
 _continuum = lru_cache(maxsize=1)(_new_continuum)
+
+
+def _settings(
+    benchmark: Benchmark, learner: str, kind: LearnerKind, asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The benchmark's settings for a learner, with those asked for."""
+    accepted = setting_parameters(kind)
+    allowed = [name for name in accepted if name != "seed"]
+    settings = {**benchmark.settings.get(learner, {}), **asked}
+    for name, value in settings.items():
+        if name not in allowed:
+            raise ValueError(
+                f"{learner} has no setting {name} (got {value!r}); it has "
+                f"{', '.join(allowed) or 'none'}"
+            )
+        declared = accepted[name]  # 1 is written as 1.0 where that is what it means
+        if type(value) is int and (
+            "float" in str(declared.annotation) or isinstance(declared.default, float)
+        ):
+            settings[name] = float(value)
+    return settings
+
+
+def _stream(benchmark: Benchmark, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the benchmark's continuum is called with: the usual, and what is asked for."""
+    asked = {name: value for name, value in asked.items() if value is not None}
+    benchmark.check(asked)
+    options = benchmark.options
+    usual = {name: options[name] for name in USUAL if name in options}
+    stream = {k: tuple(v) if isinstance(v, list) else v for k, v in {**usual, **asked}.items()}
+    for name in SIZES:
+        if stream.get(name) is not None:
+            positive_int(name, stream[name])
+    return stream
+
+
+def _usable(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {error}") from None
+    return device
+
+
+@cache
+def _fingerprint(benchmark: Benchmark, data: Any) -> str:
+    """What the data are: a hash of the first examples, as served with the seed 0."""
+    few = {"data": data, "n_tasks": 1, "examples_per_task": 100}
+    few = {name: value for name, value in few.items() if name in benchmark.options}
+    try:
+        continuum = benchmark.continuum(seed=0, **few)
+    except ValueError:  # too few for it
+        given = {"data": data} if "data" in few else {}
+        continuum = benchmark.continuum(seed=0, **given)
+    hashed = hashlib.sha256()
+    for examples in (continuum.tasks[0].train, *continuum.tests.values()):
+        for part in leaves(examples[:1000]):
+            hashed.update(f"{tuple(part.shape)} {part.dtype}".encode())
+            hashed.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

@@ -10,10 +10,19 @@
 ({'lr': 0.1}, 1)
 """
 
-from gradmem.sweeps.executors import Died, Executor, InTurn, Processes
-from gradmem.sweeps.keys import Planned, key_of
+from gradmem.sweeps.executors import Died, Executor, InTurn, Processes, executor_for
 from gradmem.sweeps.plan import MODES, Sweep
-from gradmem.sweeps.runner import Event, Finished, LostWorkerError, Phase, run_sweep
+from gradmem.sweeps.runner import (
+    Event,
+    Finished,
+    LostWorkerError,
+    Phase,
+    check_settings,
+    grid_of,
+    run_sweep,
+    sweep,
+    workers_for,
+)
 from gradmem.sweeps.selection import Choice, Standings, select
 from gradmem.sweeps.store import Store
 
@@ -27,12 +36,15 @@ __all__ = [
     "InTurn",
     "LostWorkerError",
     "Phase",
-    "Planned",
     "Processes",
     "Standings",
     "Store",
     "Sweep",
-    "key_of",
+    "check_settings",
+    "executor_for",
+    "grid_of",
     "run_sweep",
     "select",
+    "sweep",
+    "workers_for",
 ]

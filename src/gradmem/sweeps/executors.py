@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
 
-from gradmem.runs.machine import cores
+from gradmem.evaluation.machine import cores
 from gradmem.validation import positive_int
 
-__all__ = ["Died", "Executor", "InTurn", "Processes"]
+__all__ = ["Died", "Executor", "InTurn", "Processes", "executor_for"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -113,6 +113,11 @@ class Processes:
         finally:
             for worker in workers.values():
                 worker.end()
+
+
+def executor_for(workers: int) -> Executor:
+    """This process for one worker, else so many processes."""
+    return InTurn() if workers == 1 else Processes(workers)
 
 
 class _Worker:

@@ -7,12 +7,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from gradmem.benchmarks import BENCHMARKS
-from gradmem.benchmarks.recipes import setting_names
+from gradmem.benchmarks.parts import (
+    benchmark_reference,
+    find_benchmark,
+    find_learner,
+    learner_reference,
+    setting_parameters,
+)
+from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
-__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep"]
+__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "final_numbers"]
 
 #: Setting → the values to try.
 Grid = Mapping[str, Sequence[Any]]
@@ -28,8 +34,8 @@ MODES = {
 #: choice has not seen, however many seeds it is extended by.
 FIRST_FINAL_SEED = 1000
 
-#: Fields of `Experiment` that a sweep decides for each run.
-_PER_RUN = ("benchmark", "learner", "settings", "seed", "held_out", "first_tasks")
+#: What all runs of a sweep may have in common, beside what its benchmarks take.
+_COMMON = ("shuffled", "every", "device")
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class Sweep:
     Parameters
     ----------
     grids
-        Benchmark → learner → setting → the values to try, all with all. A learner without settings
-        to try is run as in the paper's recipe, like all that a grid does not name.
+        Benchmark → learner → setting → the values to try, all with all. What a grid does not name
+        is as in the benchmark's settings for the learner.
     seeds
         Each setting is run with all of them.
     select
@@ -54,7 +60,7 @@ class Sweep:
     held_out, first_tasks
         See `Experiment`; how much is held out, and how many are the first tasks.
     common
-        What all runs have in common: other fields of `Experiment` (data, n_tasks, device, …).
+        What all runs have in common: what the benchmarks take (data, n_tasks, …), device, every.
 
     Examples
     --------
@@ -82,15 +88,15 @@ class Sweep:
         object.__setattr__(self, "seeds", _seeds("seeds", self.seeds))
         final = self.final_seeds
         if not final:
-            honest = range(FIRST_FINAL_SEED, FIRST_FINAL_SEED + len(self.seeds))
-            final = self.seeds if self.select == "test-as-published" else tuple(honest)
+            as_published = self.select == "test-as-published"
+            final = self.seeds if as_published else final_numbers(self.select, len(self.seeds))
         object.__setattr__(self, "final_seeds", _seeds("final_seeds", final))
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
-        allowed = [f.name for f in fields(Experiment) if f.name not in _PER_RUN]
+        options = [name for text in self.grids for name in find_benchmark(text).options]
         for name in self.common:
-            one_of("a field in common", name, allowed)
+            one_of("a field in common", name, dict.fromkeys([*options, *_COMMON]))
 
     @property
     def device(self) -> str:
@@ -179,6 +185,12 @@ class Sweep:
         return cls(**value)
 
 
+def final_numbers(select: str, n: int) -> tuple[int, ...]:
+    """The seeds of `n` final runs; for "test-as-published" those that were chosen from."""
+    first = 0 if select == "test-as-published" else FIRST_FINAL_SEED
+    return tuple(range(first, first + n))
+
+
 def _seeds(name: str, seeds: Iterable[int]) -> tuple[int, ...]:
     numbers = tuple(non_negative_int("a seed", seed) for seed in seeds)
     if not numbers or len(set(numbers)) < len(numbers):
@@ -191,13 +203,14 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     if not isinstance(grids, Mapping) or not grids:
         raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
     plain: dict[str, dict[str, dict[str, list[Any]]]] = {}
-    for benchmark, learners in grids.items():
-        one_of("benchmark", benchmark, BENCHMARKS)
+    for what, learners in grids.items():
+        benchmark = benchmark_reference(what)
         if not isinstance(learners, Mapping) or not learners:
             raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
         plain[benchmark] = {}
-        for learner, grid in learners.items():
-            allowed = setting_names(learner)
+        for who, grid in learners.items():
+            learner = learner_reference(who)
+            allowed = [name for name in setting_parameters(find_learner(learner)) if name != "seed"]
             if not isinstance(grid, Mapping):
                 raise ValueError(f"the grid of {learner} must be setting → values, got {grid!r}")
             for name, values in grid.items():
@@ -205,6 +218,11 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
                 if not isinstance(values, list | tuple) or not values:
                     raise ValueError(
                         f"{learner}'s {name} must have a list of values to try, got {values!r}"
+                    )
+                if as_text(list(values)) != list(values):
+                    raise ValueError(
+                        f"{learner}'s {name} must have values that JSON can hold, got {values!r}: "
+                        "other settings belong in the benchmark"
                     )
             plain[benchmark][learner] = {name: list(values) for name, values in grid.items()}
     return plain

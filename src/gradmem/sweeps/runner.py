@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradmem.runs.folder import Run
-from gradmem.sweeps.executors import Died, Executor, InTurn, Processes
-from gradmem.sweeps.keys import Planned
-from gradmem.sweeps.perform import ELSEWHERE, FINISHED, Outcome, Perform, stored
-from gradmem.sweeps.plan import MODES, Sweep
+from gradmem.benchmarks.benchmark import Benchmark
+from gradmem.benchmarks.parts import (
+    LearnerKind,
+    benchmark_reference,
+    can_be_imported,
+    find_benchmark,
+    learner_reference,
+    learners_of,
+    shown,
+)
+from gradmem.evaluation.machine import cores
+from gradmem.evaluation.result import as_text
+from gradmem.runs.compare import seed_numbers
+from gradmem.runs.experiment import Experiment, settings_text
+from gradmem.runs.folder import Failure, Run
+from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
+from gradmem.sweeps.perform import Perform
+from gradmem.sweeps.plan import MODES, Grid, Sweep, final_numbers
 from gradmem.sweeps.selection import Choice, Standings, choose
 from gradmem.sweeps.store import Store
 from gradmem.sweeps.timing import TimeLeft
+from gradmem.validation import one_of, positive_int
 
-__all__ = ["Event", "Finished", "LostWorkerError", "Phase", "run_sweep"]
+__all__ = [
+    "Event",
+    "Finished",
+    "LostWorkerError",
+    "Phase",
+    "check_settings",
+    "grid_of",
+    "run_sweep",
+    "sweep",
+    "workers_for",
+]
 
 #: How often to look for what other processes are doing, in seconds.
 PATIENCE = 0.5
@@ -38,8 +63,8 @@ class Event:
     total: int
     seconds_left: float | None
     best: list[Choice]
-    run: Planned | None = None
-    outcome: Outcome | None = None
+    experiment: Experiment | None = None
+    outcome: Run | Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -49,8 +74,105 @@ class Finished:
     choices: list[Choice]
     runs: list[Run]
     """The runs to report: chosen settings, final seeds, test sets."""
-    failed: list[tuple[Planned, str]]
+    failed: list[tuple[Experiment, str]]
     """The runs that failed, with their errors."""
+
+
+def sweep(
+    benchmark: str | Benchmark,
+    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+    seeds: int | Sequence[int] = 3,
+    *,
+    out: str | os.PathLike[str],
+    select: str = "validation",
+    final_seeds: int | Sequence[int] | None = None,
+    held_out: float = 0.1,
+    first_tasks: int = 3,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    **common: Any,
+) -> Finished:
+    """Try all settings of a grid, choose the best honestly, and run those on the test sets.
+
+    It can be interrupted or killed at any time and called again; nothing runs twice. A folder that
+    holds a sweep is extended by new values and seeds.
+
+    Parameters
+    ----------
+    benchmark
+        Its name, `module:name`, or the record itself.
+    learners
+        Learner → setting → the values to try, or learners whose values are in the benchmark's
+        `grid`; all that it has a grid for if left out. Each is a name, `module:name` or a class.
+    seeds
+        With which each setting is run: how many, from 0 on, or which.
+    out
+        The sweep's folder.
+    select, held_out, first_tasks
+        What settings are chosen on; see `gradmem.sweeps.Sweep`.
+    final_seeds
+        Of the runs that are reported: how many, or which. If left out, as many as `seeds`.
+    workers
+        Processes on this machine; one per core if left out, or one for a GPU. Learners and
+        benchmarks that other processes cannot import are run in this one.
+    retry_failed, on_event
+        See `run_sweep`.
+    common
+        What all runs have in common: what the benchmark takes (n_tasks, data, …), device, every.
+
+    Examples
+    --------
+    >>> import tempfile, gradmem as gm
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = gm.sweep("mnist-rotations", {"single": {"lr": [0.0001, 0.1]}}, seeds=1,
+    ...                     out=folder, workers=1, data="sample", n_tasks=2, examples_per_task=100)
+    >>> done.choices[0].settings, len(done.runs)
+    ({'lr': 0.1}, 1)
+    """
+    if isinstance(final_seeds, int):
+        final_seeds = final_numbers(select, positive_int("final_seeds", final_seeds))
+    plan = Sweep(
+        {benchmark_reference(benchmark): grid_of(benchmark, learners)},
+        seeds=tuple(seed_numbers(seeds)),
+        select=select,
+        final_seeds=tuple(final_seeds or ()),
+        held_out=held_out,
+        first_tasks=first_tasks,
+        common=common,
+    )
+    return run_sweep(out, plan, workers_for(plan, workers), retry_failed, on_event)
+
+
+def grid_of(
+    benchmark: str | Benchmark,
+    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+) -> dict[str, Grid]:
+    """Learner → setting → values: as given, or the benchmark's own for these learners."""
+    if isinstance(learners, Mapping):
+        return {learner_reference(learner): grid for learner, grid in learners.items()}
+    where = benchmark_reference(benchmark)
+    known = find_benchmark(where).grid
+    if not known:
+        raise ValueError(f"{shown(where)} has no grid: give learner → setting → values")
+    names = learners_of(where, known) if learners is None else map(learner_reference, learners)
+    return {name: known[one_of("a learner in the grid", shown(name), known)] for name in names}
+
+
+def workers_for(plan: Sweep, workers: int | None = None) -> Executor:
+    """So many processes, by default one per core; this process for a GPU or what is only here."""
+    if workers is None:
+        workers = 1 if plan.device.startswith("cuda") else cores()
+    names = [name for benchmark, grids in plan.grids.items() for name in (benchmark, *grids)]
+    here = [shown(name) for name in names if not can_be_imported(name)]
+    if here and workers > 1:
+        warnings.warn(
+            f"{', '.join(here)} cannot be imported by other processes, so all runs are made in "
+            "this one: define it at the top of a module",
+            stacklevel=3,
+        )
+        return InTurn()
+    return executor_for(workers)
 
 
 def run_sweep(
@@ -71,7 +193,7 @@ def run_sweep(
     sweep
         A new sweep, or what the one in the folder is to be extended by; None to go on with it.
     executor
-        Where runs are made; by default all cores, or this process if the sweep is for a GPU.
+        Where runs are made; see `workers_for` for the default.
     retry_failed
         Whether runs that failed before are run again.
     on_event
@@ -81,49 +203,54 @@ def run_sweep(
     planned = None
     if sweep is not None:  # what is wrong is found before it is kept
         planned = _plan(sweep)
+        check_settings(planned)
         if not store.exists():
             _try_data(planned)
     whole = store.sweep() if sweep is None else store.open(sweep)
     if planned is None or whole != sweep:
         planned = _plan(whole)
-    sweep = whole
-    if executor is None:
-        executor = InTurn() if sweep.device.startswith("cuda") else Processes()
     # Where seeds follow each other, the data of all of them are used again and again.
-    keep = len(sweep.seeds) if sweep.device.startswith("cuda") else 1
-    phase = Phase(store, executor, keep, retry_failed, on_event)
+    keep = len(whole.seeds) if whole.device.startswith("cuda") else 1
+    phase = Phase(store, executor or workers_for(whole), keep, retry_failed, on_event)
     failed = phase.make("selection", planned)
-    choices = choose(store, planned, len(sweep.seeds))
-    chosen = [(choice.benchmark, choice.learner, choice.settings) for choice in choices]
-    final = [Planned(experiment) for experiment in sweep.final(chosen)]
+    choices = choose(store, planned, len(whole.seeds))
+    final = whole.final((choice.benchmark, choice.learner, choice.settings) for choice in choices)
     failed |= phase.make("final", final)
-    made = [run for run in final if store.is_finished(run.key)]
+    made = [experiment for experiment in final if store.is_finished(experiment.key)]
     store.choose(
         {
-            "select": sweep.select,
-            "chosen_on": MODES[sweep.select],
+            "select": whole.select,
+            "chosen_on": MODES[whole.select],
             "choices": [_described(choice, made) for choice in choices],
         }
     )
-    runs = [store.run(run.key) for run in made]
+    runs = [store.run(experiment.key) for experiment in made]
     return Finished(choices, runs, list(failed.values()))
 
 
-def _plan(sweep: Sweep) -> list[Planned]:
-    planned = [Planned(experiment) for experiment in sweep.experiments()]
-    return list({run.key: run for run in planned}.values())
+def check_settings(planned: Sequence[Experiment]) -> None:
+    """Raise what a learner's constructor has against its settings, once for each setting."""
+    first = {
+        (one.benchmark, one.learner, settings_text(one.settings)): one for one in reversed(planned)
+    }
+    for experiment in first.values():
+        experiment.new_learner()
 
 
-def _try_data(planned: Sequence[Planned]) -> None:
+def _plan(sweep: Sweep) -> list[Experiment]:
+    return list({experiment.key: experiment for experiment in sweep.experiments()}.values())
+
+
+def _try_data(planned: Sequence[Experiment]) -> None:
     """Raise what would end every run of a benchmark."""
-    for run in {run.experiment.benchmark: run for run in reversed(planned)}.values():
-        replace(run.experiment, device="cpu").continuum()
+    for experiment in {one.benchmark: one for one in reversed(planned)}.values():
+        experiment.changed(device="cpu").continuum()
 
 
-def _described(choice: Choice, made: Sequence[Planned]) -> dict[str, Any]:
+def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
     own = (choice.benchmark, choice.learner)
-    keys = [run.key for run in made if (run.experiment.benchmark, run.experiment.learner) == own]
-    return asdict(choice) | {"runs": keys}
+    plain: dict[str, Any] = as_text(asdict(choice))
+    return plain | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
 
 
 class Phase:
@@ -154,56 +281,64 @@ class Phase:
         self.perform = Perform(store.path, continuums)
         self.standings = Standings()
 
-    def make(self, name: str, planned: Sequence[Planned]) -> dict[str, tuple[Planned, str]]:
+    def make(self, name: str, planned: Sequence[Experiment]) -> dict[str, tuple[Experiment, str]]:
         """Come back when all are done; what failed, by key."""
         if self.retry_failed:
-            self.store.forget_failures(run.key for run in planned if self.store.is_failed(run.key))
-        clock = TimeLeft([run.experiment for run in planned])
-        failed: dict[str, tuple[Planned, str]] = {}
-        left = {run.key: run for run in planned}
+            self.store.forget_failures(one.key for one in planned if self.store.is_failed(one.key))
+        clock = TimeLeft(planned)
+        failed: dict[str, tuple[Experiment, str]] = {}
+        left = {experiment.key: experiment for experiment in planned}
 
-        def count(run: Planned, outcome: Outcome, now: bool) -> None:
-            del left[run.key]
-            clock.add(run.experiment, outcome.seconds, now)
+        outcome: Run | Failure | None
+
+        def count(experiment: Experiment, outcome: Run | Failure, now: bool) -> None:
+            del left[experiment.key]
+            result = outcome.result if isinstance(outcome, Run) else {}
+            clock.add(experiment, result.get("seconds"), now)
             if name == "selection":
-                self.standings.add(run.experiment, outcome.acc)
-            if outcome.kind != FINISHED:
-                failed[run.key] = run, outcome.error
+                self.standings.add(experiment, result.get("acc"))
+            if isinstance(outcome, Failure):
+                failed[experiment.key] = experiment, outcome.error
 
-        def report(run: Planned | None = None, outcome: Outcome | None = None) -> None:
+        def report(
+            experiment: Experiment | None = None, outcome: Run | Failure | None = None
+        ) -> None:
             done = len(planned) - len(left)
             best = self.standings.best()
-            self.on_event(Event(name, done, len(planned), clock.left(), best, run, outcome))
+            self.on_event(Event(name, done, len(planned), clock.left(), best, experiment, outcome))
 
-        for run in planned:
-            if run.key in left and self.store.is_done(run.key):
-                count(run, stored(self.store, run), now=False)
+        for experiment in planned:
+            if experiment.key in left and self.store.is_done(experiment.key):
+                count(experiment, self.store.outcome(experiment), now=False)
         report()
         free = list(left.values())
         while left:
             with closing(self.executor(self.perform, free)) as outcomes:
-                for run, answer in outcomes:
-                    outcome = self._settled(run, answer) if isinstance(answer, Died) else answer
-                    if outcome.kind != ELSEWHERE:
-                        count(run, outcome, now=True)
-                        report(run, outcome)
+                for experiment, answer in outcomes:
+                    if isinstance(answer, Died):
+                        outcome = self._settled(experiment, answer)
+                    else:
+                        outcome = answer
+                    if outcome is not None:
+                        count(experiment, outcome, now=True)
+                        report(experiment, outcome)
             free = []
             while left and not free:  # the rest is being made by others, or they died
                 time.sleep(PATIENCE)
-                for run in list(left.values()):
-                    if self.store.is_done(run.key):
-                        outcome = stored(self.store, run)
-                        count(run, outcome, now=False)
-                        report(run, outcome)
-                    elif not self.store.is_claimed(run.key):
-                        free.append(run)
+                for experiment in list(left.values()):
+                    if self.store.is_done(experiment.key):
+                        outcome = self.store.outcome(experiment)
+                        count(experiment, outcome, now=False)
+                        report(experiment, outcome)
+                    elif not self.store.is_claimed(experiment.key):
+                        free.append(experiment)
         return failed
 
-    def _settled(self, run: Planned, death: Died) -> Outcome:
+    def _settled(self, experiment: Experiment, death: Died) -> Run | Failure | None:
         """Keep the death of a worker as its run's failure, unless the run is done or another's."""
-        with self.store.claim(run.key) as mine:
+        with self.store.claim(experiment.key) as mine:
             if not mine:
-                return Outcome(ELSEWHERE)
-            if not self.store.is_done(run.key):
-                self.store.fail(run.key, run.experiment, LostWorkerError(str(death)))
-            return stored(self.store, run)
+                return None
+            if not self.store.is_done(experiment.key):
+                self.store.fail(experiment, LostWorkerError(str(death)))
+            return self.store.outcome(experiment)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradmem.runs.experiment import Experiment
-from gradmem.sweeps.keys import Planned, settings_text
+from gradmem.runs.experiment import Experiment, settings_text
 from gradmem.sweeps.store import Store
 
 __all__ = ["Choice", "Standings", "choose", "select"]
@@ -105,20 +104,20 @@ def select(folder: str | os.PathLike[str], by: str | None = None) -> list[Choice
     """
     store = Store(folder)
     sweep = store.sweep()
-    planned = [Planned(experiment) for experiment in sweep.experiments(by)]
-    return choose(store, planned, len(sweep.seeds))
+    return choose(store, sweep.experiments(by), len(sweep.seeds))
 
 
-def choose(store: Store, planned: Sequence[Planned], seeds: int) -> list[Choice]:
+def choose(store: Store, planned: Sequence[Experiment], seeds: int) -> list[Choice]:
     """The best settings among these runs, all of them done."""
-    missing = [run for run in planned if not store.is_done(run.key)]
+    missing = [experiment for experiment in planned if not store.is_done(experiment.key)]
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(planned)} runs to choose from are missing in "
             f"{store.path}: `gradmem sweep {store.path}` goes on with them"
         )
     standings = Standings()
-    for run in planned:
-        acc = store.run(run.key).result["acc"] if store.is_finished(run.key) else None
-        standings.add(run.experiment, acc)
+    for experiment in planned:
+        key = experiment.key
+        acc = store.run(key).result["acc"] if store.is_finished(key) else None
+        standings.add(experiment, acc)
     return standings.best(seeds)

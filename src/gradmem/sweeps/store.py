@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradmem.evaluation.protocol import Result
+from gradmem.evaluation import Result
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Run, RunFolder, read_run, write_json
+from gradmem.runs.folder import Failure, Run, RunFolder, read_run, write_json
 from gradmem.sweeps.plan import Sweep
 
 __all__ = ["Store"]
@@ -100,6 +100,14 @@ class Store:
             return unknown
         return unknown | found if isinstance(found, dict) else unknown
 
+    def outcome(self, experiment: Experiment) -> Run | Failure:
+        """What came of a run that is done."""
+        if self.is_finished(experiment.key):
+            return self.run(experiment.key)
+        found = self.failure(experiment.key)
+        error = f"{found['type']}: {found['message']}"
+        return Failure(self.folder(experiment.key), experiment.config(), error)
+
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
         """Whether the run is this process's while the block lasts; False: it is another's."""
@@ -122,21 +130,23 @@ class Store:
         with self.claim(key) as free:
             return not free
 
-    def start(self, key: str, experiment: Experiment) -> None:
+    def start(self, experiment: Experiment) -> None:
         """Note that a claimed run begins."""
-        folder = self.folder(key)
+        folder = self.folder(experiment.key)
         RunFolder(folder, experiment).open(overwrite=True)
         _remove_strays(folder)
-        self._note(key, "started")
+        self._note(experiment.key, "started")
 
-    def finish(self, key: str, experiment: Experiment, result: Result) -> None:
+    def finish(self, experiment: Experiment, result: Result) -> Run:
         """Keep a claimed run's result."""
-        RunFolder(self.folder(key), experiment).save(result)
-        self._note(key, "finished")
+        run = RunFolder(self.folder(experiment.key), experiment).save(result)
+        self._note(experiment.key, "finished")
+        return run
 
-    def fail(self, key: str, experiment: Experiment, error: BaseException) -> None:
+    def fail(self, experiment: Experiment, error: BaseException) -> Failure:
         """Keep the error that ended a claimed run."""
-        RunFolder(self.folder(key), experiment).open(overwrite=True)
+        folder = self.folder(experiment.key)
+        RunFolder(folder, experiment).open(overwrite=True)
         trace = "".join(traceback.format_exception(error)).splitlines()
         failure = {
             "type": type(error).__name__,
@@ -144,8 +154,9 @@ class Store:
             "traceback": trace[-TAIL:],
             "time": time.time(),
         }
-        write_json(self.folder(key) / "failure.json", failure)
-        self._note(key, "failed")
+        write_json(folder / "failure.json", failure)
+        self._note(experiment.key, "failed")
+        return Failure(folder, experiment.config(), f"{failure['type']}: {error}")
 
     def forget_failures(self, keys: Iterable[str]) -> None:
         """Let the runs among these that failed be run again."""

@@ -10,7 +10,7 @@ from gradmem.runs.experiment import Experiment
 
 __all__ = ["TimeLeft"]
 
-_Kind = tuple[str, str, int, bool]
+_Kind = tuple[str, str, int | None, bool]
 
 
 class TimeLeft:
@@ -45,4 +45,5 @@ class TimeLeft:
 
 
 def _kind(experiment: Experiment) -> _Kind:
-    return experiment.benchmark, experiment.learner, experiment.epochs, experiment.shuffled
+    epochs = experiment.stream.get("epochs")
+    return experiment.benchmark, experiment.learner, epochs, experiment.shuffled

@@ -1,0 +1,161 @@
+"""`gradmem run` and `gradmem compare`: one learner, or several over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradmem.benchmarks.parts import benchmark_reference, shown
+from gradmem.cli.options import (
+    WHAT,
+    BenchmarkOption,
+    DeviceOption,
+    EveryOption,
+    LearnerOption,
+    LearnersOption,
+    OutOption,
+    OverwriteOption,
+    SeedOption,
+    SetOption,
+    ShuffledOption,
+    TensorBoardOption,
+    names_in,
+    read_settings,
+    say,
+    takes_stream,
+)
+from gradmem.cli.progress import Display
+from gradmem.cli.report import write_report
+from gradmem.reports import summarize, terminal_table
+from gradmem.runs.compare import default_learners, finished_run, plan_runs, run_into
+from gradmem.runs.experiment import Experiment
+from gradmem.runs.folder import Run, RunFolder
+from gradmem.runs.tensorboard import TensorBoardLog
+from gradmem.streams.continuum import IID
+from gradmem.validation import positive_int
+
+__all__ = ["compare_command", "run_command"]
+
+console = Console()
+
+
+@takes_stream()
+def run_command(
+    ctx: typer.Context,
+    benchmark: BenchmarkOption,
+    learner: LearnerOption,
+    stream: dict[str, Any],
+    assigned: SetOption = None,
+    seed: SeedOption = 0,
+    shuffled: ShuffledOption = False,
+    every: EveryOption = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = None,
+    tensorboard: TensorBoardOption = None,
+) -> None:
+    """Train one learner on one benchmark and write its folder, runs/BENCHMARK/LEARNER-seedN.
+
+    gradmem run --benchmark mnist-rotations --learner gem --data sample --out my-run
+
+    gradmem run --benchmark my_module:digits --learner my_module:MyLearner --lr 0.1
+    """
+    settings, more = read_settings(benchmark, [learner], assigned or (), ctx.args)
+    common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
+    experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
+    folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
+    with Display(console) as display:
+        run = _make(folder, experiment, display, overwrite, tensorboard)
+    console.print(terminal_table(summarize([run])))
+    say(console, f"Written: {folder / 'result.json'}")
+
+
+@takes_stream()
+def compare_command(
+    ctx: typer.Context,
+    benchmark: BenchmarkOption,
+    stream: dict[str, Any],
+    learners: LearnersOption = None,
+    assigned: SetOption = None,
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds each, from --seed on.", rich_help_panel=WHAT)
+    ] = 1,
+    seed: SeedOption = 0,
+    shuffled: ShuffledOption = False,
+    every: EveryOption = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    device: DeviceOption = None,
+    tensorboard: TensorBoardOption = None,
+) -> None:
+    """Run several learners: one page, one table, pictures, in runs/BENCHMARK.
+
+    gradmem compare --benchmark mnist-rotations --data sample --learners single,ewc,gem
+
+    Runs that are finished in the folder are not made again.
+    """
+    numbers = range(seed, seed + positive_int("--seeds", seeds))
+    where = benchmark_reference(benchmark)
+    chosen = default_learners(where) if learners is None else names_in(learners)
+    settings, more = read_settings(benchmark, chosen, assigned or (), ctx.args)
+    common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
+    planned = plan_runs(benchmark, chosen, numbers, settings, **common)
+    root = out or _default_folder(next(iter(planned.values())))
+    write_report(_make_all(root, planned, overwrite, tensorboard), root)
+
+
+def _make_all(
+    root: Path, planned: Mapping[str, Experiment], overwrite: bool, tensorboard: Path | None
+) -> list[Path]:
+    """Make all runs; the folders of those that finished."""
+    for name, experiment in planned.items():
+        RunFolder(root / name, experiment).check(overwrite)  # before the first of them is run
+    finished = []
+    with Display(console) as display:
+        for name, experiment in planned.items():
+            try:
+                _make(root / name, experiment, display, overwrite, tensorboard)
+            except FloatingPointError as error:
+                display.fail(str(error))  # one learner that diverges does not cost the others
+            else:
+                finished.append(root / name)
+    if not finished:
+        raise FloatingPointError("no learner finished")
+    return finished
+
+
+def _make(
+    folder: Path,
+    experiment: Experiment,
+    display: Display,
+    overwrite: bool,
+    tensorboard: Path | None = None,
+) -> Run:
+    """Make a run and show it; one that is finished in the folder is shown as it is."""
+    name = f"{experiment.name}, seed {experiment.seed}"
+    display.start(f"{name}, {IID}" if experiment.shuffled else name)
+    if not overwrite and (known := finished_run(folder, experiment)):
+        display.finish(f"finished before, in {folder}: --overwrite computes it again")
+        return known
+    with ExitStack() as stack:
+        callbacks: list[Any] = [display]
+        if tensorboard is not None:
+            log = TensorBoardLog(tensorboard / shown(experiment.benchmark) / folder.name)
+            callbacks.append(stack.enter_context(log))
+        try:
+            return run_into(folder, experiment, callbacks, overwrite)
+        except KeyboardInterrupt:
+            display.fail("interrupted")
+            known_file = folder / "partial.json"
+            kept = f"The tasks finished so far are in {known_file}." if known_file.exists() else ""
+            say(console, f"Interrupted. {kept}")
+            raise
+
+
+def _default_folder(experiment: Experiment) -> Path:
+    return Path("runs", shown(experiment.benchmark))
