@@ -38,3 +38,17 @@ def test_a_loop_of_one_s_own_forgets_less_with_a_gradient_memory():
 def test_an_endless_stream_is_learned_as_far_as_it_is_read():
     main = main_of("streams")
     assert main(gm.GEM) > max(0.55, main(gm.Single) + 0.12)
+
+
+def test_numbers_are_logged_elsewhere():
+    logged = []
+    result = main_of("callbacks")(lambda numbers, step: logged.append((step, *numbers)))
+    assert [step for step, name in logged if name == "ACC so far"] == [1000, 2000, 3000, 4000, 5000]
+    assert [name for _, name in logged].count("loss") == 5
+    assert result.acc > 0.6
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path):
+    limit = 40 if path.stem == "own_benchmark" else 30
+    assert len(path.read_text().splitlines()) < limit

@@ -53,7 +53,7 @@ class ICaRL(Learner):
     >>> import torch, gradmem as gm
     >>> learner = gm.ICaRL(gm.mlp([2, 8, 4]), budget=12)
     >>> for t in range(2):
-    ...     learner.observe(torch.randn(20, 2), t, 2 * t + torch.arange(20) % 2)
+    ...     loss = learner.observe(torch.randn(20, 2), t, 2 * t + torch.arange(20) % 2)
     >>> {y: len(x) for y, x in learner.exemplars().items()}
     {0: 3, 1: 3, 2: 3, 3: 3}
 

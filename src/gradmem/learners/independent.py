@@ -35,7 +35,7 @@ class Independent(Learner):
     >>> import torch, gradmem as gm
     >>> learner = gm.Independent(gm.mlp([2, 8, 2]), start="random")
     >>> for t in "ab":
-    ...     learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+    ...     loss = learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
     >>> list(learner.networks)
     ['a', 'b']
     """

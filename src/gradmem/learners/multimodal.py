@@ -33,7 +33,7 @@ class Multimodal(Learner):
     >>> import torch, gradmem as gm
     >>> learner = gm.Multimodal(gm.mlp([2, 8, 8, 2]))
     >>> for t in "ab":
-    ...     learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+    ...     loss = learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
     >>> list(learner.inputs)
     ['a', 'b']
     """

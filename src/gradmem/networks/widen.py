@@ -34,6 +34,7 @@ def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
 
     Examples
     --------
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> widen(network, 5)
     Linear(in_features=8, out_features=5, bias=True)
