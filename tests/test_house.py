@@ -9,8 +9,8 @@ import gradmem
 
 #: From the ground up; rooms on one floor do not import each other.
 FLOORS = [
-    {"version", "validation", "trees", "files"},
-    {"cuda", "data", "networks", "published"},
+    {"version", "validation", "trees", "files", "interrupts"},
+    {"checkpoint", "cuda", "data", "networks", "published"},
     {"memory", "streams", "projection"},
     {"gradients"},
     {"gradient_memory"},

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["plain", "write_json", "write_whole"]
+__all__ = ["plain", "replace_whole", "write_json", "write_whole"]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -22,20 +23,43 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write `text` so that the file is either the old one or the whole new one."""
+    replace_whole(path, text.encode("utf-8"))
+
+
+def replace_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
+    """Write a file beside its place, flush it to the disk, and rename it.
+
+    Whatever happens, the file is either the old one or the whole new one. With `keep`, the old one
+    is moved there when the new one is whole.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if sys.platform != "win32":
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)  # mkstemp makes it private
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with suppress(OSError):
+            os.unlink(name)
         raise
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Let a rename survive a power failure, where the system can do that."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradmem.checkpoint import load_state, save_state
 from gradmem.gradients import Criterion, Forward, Loss, MemoryGradients, Objective, Transform
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack
@@ -218,12 +220,25 @@ class GradientMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """What is remembered, and the counts; model and optimizer have states of their own."""
-        return {"memory": self.memory.state_dict(), "counts": self.project.counts()}
+        return {
+            "memory": self.memory.state_dict(),
+            "counts": self.project.counts(),
+            "method": self.engine.method,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave, with the memories on the model's device."""
         self.memory.load_state_dict(state["memory"], self._weights[0].device)
         self.project.set_counts(state["counts"])
+        self.engine.use(state["method"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict` to one file, from which nothing is executed when it is read."""
+        save_state(path, self.state_dict(), "GradientMemory")
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that `save` wrote, with the memories on the model's device."""
+        self.load_state_dict(load_state(path, "GradientMemory"))
 
     def __repr__(self) -> str:
         memory = self.memory

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients.flat import parameters, rows_by_parameter
+from gradmem.gradients.layer_rules import FORWARDS, Forward, registered, rule_for, write
 from gradmem.gradients.objective import Objective
-from gradmem.gradients.rules import FORWARDS, Forward, registered, rule_for, write
 from gradmem.memory.stack import Stack
 
 __all__ = ["UnsuitableError", "batched_gradients", "layer_without_rule", "mixes_examples"]

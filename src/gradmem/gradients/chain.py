@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gradmem.gradients.batched import UnsuitableError
 from gradmem.gradients.flat import parameters, rows_by_parameter
+from gradmem.gradients.layer_rules import linear
 from gradmem.gradients.objective import Objective
-from gradmem.gradients.rules import linear
 from gradmem.memory.stack import Stack
 
 __all__ = ["ChainGradients", "is_chain"]

@@ -74,6 +74,13 @@ class MemoryGradients:
         self._tried = 1  # tasks in the last pass
         self._moves_buffers = mixes_examples(self.objective.network)
 
+    def use(self, method: str | None) -> None:
+        """Go on with the method that a state was saved with, unless one was asked for by name."""
+        if method is None or self._asked != "auto" or method == self.method:
+            return
+        _check_method(one_of("the state's method", method, METHODS), self.objective)
+        self.method, self._compute = method, None
+
     @property
     def n_parameters(self) -> int:
         """The number of parameters that learn, p."""

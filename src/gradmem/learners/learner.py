@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -20,11 +21,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from gradmem.checkpoint import load_state, save_state
 from gradmem.cuda.devices import current_device
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.gradients import Criterion, Forward, Loss, Transform, masked, parameters
 from gradmem.gradients.objective import TaskLoss
+from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.inputs import Inputs
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
@@ -37,11 +40,21 @@ from gradmem.learners.optimizers import (
 )
 from gradmem.networks import widen
 from gradmem.trees import Tree, size, tree_map
-from gradmem.validation import descriptor, non_negative_int, positive
+from gradmem.validation import class_ids, descriptor, non_negative_int, positive
 
 __all__ = ["Common", "Learner", "weak_loss"]
 
 LR = 0.1
+
+#: Settings that may differ between a learner and the one whose state it takes over: how things are
+#: computed, what is part of the state itself, and functions.
+FREE = {
+    "network", "lr", "seed", "graphs", "gradients", "tasks_per_chunk", "memory_limit", "precision",
+    "optimizer", "loss", "schedule", "transform", "decide", "memory",
+}  # fmt: skip
+
+#: Held while torch's global generator stands in for a learner's own.
+GENERATOR = Lock()
 
 
 class Common(TypedDict, total=False):
@@ -182,6 +195,7 @@ class Learner(ABC):
         self.is_random = any(_is_random(part) for part in network.modules())
         self.graphed = GraphedSteps(graphs and not self.is_random)
         self._rates = Rates()
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.settings.items())
@@ -211,18 +225,19 @@ class Learner(ABC):
         Tensor
             The batch's loss before the step; on a GPU nothing waits for it.
         """
-        if check or self._inputs.n_outputs is None:
-            self.settle()
-            self.check(x, t, y)
-        device = self.device
-        with current_device(device), self._restored_on_error(t, device), self.own_randomness():
-            self._widen(t, y)
-            loss = self.learn(tree_map(Tensor.detach, x), t, y)
-        for optimizer in self.optimizers_of(t) if self._schedules else ():
-            self._schedules[optimizer].step()
-        self.steps += 1
-        self.examples += size(x)
-        return loss
+        with self._lock, uninterrupted():
+            if check or self._inputs.n_outputs is None:
+                self.settle()
+                self.check(x, t, y)
+            device = self.device
+            with current_device(device), self._restored_on_error(t, device), self.own_randomness():
+                self._widen(t, y)
+                loss = self.learn(tree_map(Tensor.detach, x), t, y)
+            for optimizer in self.optimizers_of(t) if self._schedules else ():
+                self._schedules[optimizer].step()
+            self.steps += 1
+            self.examples += size(x)
+            return loss
 
     def learn_from(
         self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
@@ -284,10 +299,10 @@ class Learner(ABC):
         them. `t` may be left out where the tasks share their outputs; for `check`, see `observe`.
         """
         self._require_descriptor(t)
-        if check or self._inputs.n_outputs is None:
-            self.settle()
-            self._inputs.check_x(x, partial(self.evaluated, t=t))
-        with current_device(self.device):
+        with self._lock, uninterrupted(), current_device(self.device):
+            if check or self._inputs.n_outputs is None:
+                self.settle()
+                self._inputs.check_x(x, partial(self.evaluated, t=t))
             outputs = self.scores(x, t)
         if self.decide is not None:
             return self.decide(outputs)
@@ -297,8 +312,8 @@ class Learner(ABC):
     def forward(self, x: Tree, t: Hashable | None = None) -> Any:
         """The network's outputs for x as task t sees them, in evaluation mode, as they are."""
         self._require_descriptor(t)
-        self._inputs.check_x(x, partial(self.evaluated, t=t))
-        with current_device(self.device):
+        with self._lock, uninterrupted(), current_device(self.device):
+            self._inputs.check_x(x, partial(self.evaluated, t=t))
             return self.evaluated(x, t)
 
     def scores(self, x: Tree, t: Hashable | None) -> Any:
@@ -411,17 +426,23 @@ class Learner(ABC):
         return next(self.network.parameters()).device
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that `observe` and `predict` depend on, settings apart."""
-        self.settle()
-        state = {
-            "learner": type(self).__name__,
-            "steps": self.steps,
-            "examples": self.examples,
-            "randomness": self._randomness,
-            "outputs": {t: tuple(own) for t, own in self.outputs.items()},
-            **self.get_state(),
-        }
-        return copy.deepcopy(state)
+        """A copy of everything that `observe` and `predict` depend on.
+
+        Settings are in it to be compared when it is loaded.
+        """
+        with self._lock, uninterrupted():
+            self.settle()
+            state = {
+                "learner": type(self).__name__,
+                "settings": self._compared_settings(),
+                "steps": self.steps,
+                "examples": self.examples,
+                "classes": self._inputs.are_classes,
+                "randomness": self._randomness,
+                "outputs": {t: tuple(map(int, own)) for t, own in self.outputs.items()},
+                **self.get_state(),
+            }
+            return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where the learner that made `state` was; settings must be the same."""
@@ -431,17 +452,65 @@ class Learner(ABC):
             raise ValueError(
                 f"state must be one of {type(self).__name__}, got one of {state.get('learner')!r}"
             )
-        self._watched.zero_()
-        before, state = self.state_dict(), copy.deepcopy(state)
-        try:
-            counts = state["steps"], state["examples"]
-            outputs, randomness = dict(state.get("outputs", {})), state["randomness"].cpu()
-            self.set_state(state)
-        except Exception as error:
-            self.set_state(before)
-            raise ValueError(f"the state does not fit this learner: {error}") from error
-        self.steps, self.examples = counts
-        self.outputs, self._randomness = outputs, randomness
+        with self._lock, uninterrupted():
+            self._watched.zero_()
+            before, state = self.state_dict(), copy.deepcopy(state)
+            try:
+                self._check_state(state)
+                self.set_state(state)
+            except Exception as error:
+                self.set_state(before)
+                raise ValueError(f"the state does not fit this learner: {error}") from error
+            self.steps, self.examples = state["steps"], state["examples"]
+            self.outputs = dict(state.get("outputs", {}))
+            self._randomness = state["randomness"].cpu()
+            self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the learner's state to one file, from which nothing is executed when it is read.
+
+        The file that was there stays until the new one is whole. It can be loaded on another
+        machine and device. Descriptors in it are texts, numbers, or tuples of them.
+        """
+        save_state(path, self.state_dict(), type(self).__name__)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that `save` wrote; the learner's settings must be the same.
+
+        Raises `CheckpointError` if the file is damaged, of something else or of a newer gradmem,
+        and ValueError if its state does not fit; the learner stays as it was then.
+        """
+        self.load_state_dict(load_state(path, type(self).__name__))
+
+    def _compared_settings(self) -> dict[str, Any]:
+        """The settings that a learner must share with one whose state it takes over."""
+        parameters = inspect.signature(type(self)).parameters
+        usual = {name: p.default for name, p in parameters.items()}
+        settings = usual | self.settings
+        return {
+            name: value
+            for name, value in settings.items()
+            if name not in FREE and (value is None or isinstance(value, str | bool | int | float))
+        }
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state that would be taken over and fail later."""
+        mine, given = self._compared_settings(), state.get("settings", {})
+        for name in {*mine} & {*given}:
+            if mine[name] != given[name]:
+                raise ValueError(
+                    f"{name} must be {given[name]!r} as when the state was saved, got "
+                    f"{mine[name]!r}"
+                )
+        for name in ("steps", "examples"):
+            non_negative_int(name, state[name])
+        if not isinstance(state.get("classes", False), bool):
+            raise TypeError(f"classes must be a bool, got {state['classes']!r}")
+        for t, own in dict(state.get("outputs", {})).items():
+            class_ids(f"outputs of task {descriptor(t)!r}", own)
+        randomness = state["randomness"]
+        torch.Generator().set_state(randomness.cpu())
+        _refuse_nan(state, "state")
 
     def get_state(self) -> dict[str, Any]:
         """The part of the state that a learner's own kind knows about."""
@@ -537,6 +606,10 @@ class Learner(ABC):
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
         """Random numbers drawn inside come from the learner's generator."""
+        with GENERATOR:
+            yield from self._with_own_generator()
+
+    def _with_own_generator(self) -> Iterator[None]:
         outside = torch.get_rng_state()
         torch.set_rng_state(self._randomness)
         try:
@@ -583,6 +656,18 @@ class Learner(ABC):
 
 def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
     return [w for o in optimizers for group in o.param_groups for w in group["params"]]
+
+
+def _refuse_nan(value: Any, where: str) -> None:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise ValueError(f"{where} holds numbers that are none (NaN)")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_nan(item, f"{where}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            _refuse_nan(item, f"{where}[{i}]")
 
 
 def weak_loss(learner: Learner) -> TaskLoss:

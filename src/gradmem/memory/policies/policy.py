@@ -34,8 +34,10 @@ class Policy(ABC):
     def places(self, row: Row, n: int, generator: Generator) -> Iterable[tuple[slice, int]]:
         """Where the next n examples go: slices of them, each with the slot it is written from.
 
-        Free slots are filled in order. `row` is as it was before these examples, and is changed
-        by the caller but for `oldest`. Random numbers come from `generator`, on the CPU.
+        Free slots are filled in order. `row` is as it was before these examples; the caller raises
+        its counts. Examples are as old as their slots are far from `row.oldest`, going around: a
+        policy that overwrites the oldest moves `row.oldest` on itself. Random numbers come from
+        `generator`, on the CPU.
         """
 
     @abstractmethod
