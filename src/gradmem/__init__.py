@@ -14,6 +14,7 @@ from gradmem.benchmarks import (
     mnist_permutations,
     mnist_rotations,
 )
+from gradmem.checkpoint import CheckpointError
 from gradmem.data import DataError, Images
 from gradmem.evaluation import (
     Callback,
@@ -41,6 +42,7 @@ __all__ = [
     "GEM",
     "Benchmark",
     "Callback",
+    "CheckpointError",
     "Continuum",
     "DataError",
     "DatasetExamples",

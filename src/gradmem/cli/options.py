@@ -38,6 +38,7 @@ __all__ = [
     "OutOption",
     "OverwriteOption",
     "RetryFailedOption",
+    "SaveEveryOption",
     "SeedOption",
     "SetOption",
     "ShuffledOption",
@@ -106,6 +107,15 @@ EveryOption = Annotated[
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="Folder for the results.", rich_help_panel=WHERE)
+]
+SaveEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--save-every",
+        help="Save every so many examples, too; each task's end is saved. A run that was stopped "
+        "goes on when the same command is given again.",
+        rich_help_panel=WHERE,
+    ),
 ]
 OverwriteOption = Annotated[
     bool,

@@ -20,6 +20,7 @@ from gradmem.cli.options import (
     LearnersOption,
     OutOption,
     OverwriteOption,
+    SaveEveryOption,
     SeedOption,
     SetOption,
     ShuffledOption,
@@ -55,6 +56,7 @@ def run_command(
     shuffled: ShuffledOption = False,
     every: EveryOption = None,
     out: OutOption = None,
+    save_every: SaveEveryOption = None,
     overwrite: OverwriteOption = False,
     device: DeviceOption = None,
     tensorboard: TensorBoardOption = None,
@@ -70,7 +72,7 @@ def run_command(
     experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
     folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
     with Display(console) as display:
-        run = _make(folder, experiment, display, overwrite, tensorboard)
+        run = _make(folder, experiment, display, overwrite, tensorboard, save_every)
     console.print(terminal_table(summarize([run])))
     say(console, f"Written: {folder / 'result.json'}")
 
@@ -135,6 +137,7 @@ def _make(
     display: Display,
     overwrite: bool,
     tensorboard: Path | None = None,
+    save_every: int | None = None,
 ) -> Run:
     """Make a run and show it; one that is finished in the folder is shown as it is."""
     name = f"{experiment.name}, seed {experiment.seed}"
@@ -148,12 +151,14 @@ def _make(
             log = TensorBoardLog(tensorboard / shown(experiment.benchmark) / folder.name)
             callbacks.append(stack.enter_context(log))
         try:
-            return run_into(folder, experiment, callbacks, overwrite)
-        except KeyboardInterrupt:
+            return run_into(folder, experiment, callbacks, overwrite, save_every)
+        except (KeyboardInterrupt, SystemExit):
             display.fail("interrupted")
-            known_file = folder / "partial.json"
-            kept = f"The tasks finished so far are in {known_file}." if known_file.exists() else ""
-            say(console, f"Interrupted. {kept}")
+            rows = folder / "partial.json"
+            so_far = f" The tasks finished so far are in {rows}." if rows.exists() else ""
+            saved = (folder / "checkpoint").exists()
+            then = " It is saved: the same command goes on." if saved else ""
+            say(console, f"Interrupted.{so_far}{then}")
             raise
 
 

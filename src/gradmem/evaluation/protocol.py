@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
+from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.result import Matrix, Result, as_text
 from gradmem.evaluation.scores import Score, accuracy, name_of, total
+from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
 from gradmem.streams import IID, Continuum, Examples
 from gradmem.streams.examples import are_class_ids
@@ -38,6 +44,8 @@ def run(
     score: Score | None = None,
     callbacks: Iterable[Any] = (),
     on_progress: Callable[[Progress], None] | None = None,
+    checkpoint: str | os.PathLike[str] | RunCheckpoint | None = None,
+    save_every: int | None = None,
 ) -> Result:
     """Train `learner` on `continuum` and measure it on all tasks as it goes (Algorithm 1).
 
@@ -60,6 +68,12 @@ def run(
         `Callback`.
     on_progress
         Called with a `Progress` after every mini-batch and every row of R.
+    checkpoint
+        A folder. The run is saved there after every task, and the same call goes on from where the
+        last one was stopped or killed, to the same numbers, bit for bit on a CPU. SIGINT and
+        SIGTERM finish the step, save and end the run; a second SIGINT ends it at once.
+    save_every
+        Examples after which the run is also saved inside tasks.
 
     Examples
     --------
@@ -84,7 +98,13 @@ def run(
     if on_progress is not None:
         for name in ("on_batch", "on_task"):
             hooks[name].append(on_progress)
-    return _Run(learner, continuum, every, score or accuracy, hooks).made()
+    if checkpoint is None and save_every is not None:
+        raise ValueError("save_every needs a checkpoint folder to save to")
+    if checkpoint is not None and not isinstance(checkpoint, RunCheckpoint):
+        checkpoint = RunCheckpoint(checkpoint, save_every)
+    made = _Run(learner, continuum, every, score or accuracy, hooks, checkpoint)
+    with checkpoint.watching_signals() if checkpoint else nullcontext():
+        return made.made()
 
 
 class _Run:
@@ -97,7 +117,15 @@ class _Run:
         every: int | None,
         score: Score,
         hooks: dict[str, list[Callable[..., None]]],
+        checkpoint: RunCheckpoint | None = None,
     ) -> None:
+        if checkpoint is not None and not hasattr(learner, "load_state_dict"):
+            raise TypeError(
+                "a checkpoint needs a learner with state_dict and load_state_dict, got "
+                f"{type(learner).__name__}"
+            )
+        self.checkpoint = checkpoint
+        self.position = (0, 0)  # tasks that are learned, mini-batches of the next one
         self.learner, self.every, self.score, self.hooks = learner, every, score, hooks
         self.device = torch.device(getattr(learner, "device", None) or "cpu")
         self.continuum = continuum.to(self.device)
@@ -121,10 +149,14 @@ class _Run:
 
     def made(self) -> Result:
         """Train, evaluate, and tell the callbacks."""
-        self._measure()
-        for i in range(self.continuum.n_tasks):
+        if not self._resume():
+            self._measure()
+        for i in range(self.position[0], self.continuum.n_tasks):
             self._learn(i)
             self.R.append(self.curves[-1][1])
+            self.position = (i + 1, 0)
+            if self.checkpoint is not None and self.checkpoint.may_save():
+                self._save()
             self._tell("on_task", i, partial=self._so_far())
         result = self._so_far()
         for hook in self.hooks["on_end"]:
@@ -133,17 +165,64 @@ class _Run:
 
     def _learn(self, i: int) -> None:
         """One stretch of training, measured at its end."""
-        for x, t, y in self.continuum[i]:
+        skipped = self.position[1]
+        for n, (x, t, y) in enumerate(self.continuum[i]):
+            if n < skipped:
+                continue
             with self.training:
                 loss = self.observe(x, t, y)
             before, self.examples = self.examples, self.examples + size(y)
             if self.every is not None and self.examples // self.every > before // self.every:
                 self._measure()
+            self.position = (i, n + 1)
             self._tell("on_batch", i, loss=loss)
+            if self.checkpoint is not None and self.checkpoint.is_due(before, self.examples):
+                self._save()
         if self.curves[-1][0] < self.examples:
             self._measure()
         if self.settle is not None:
             self.settle()
+
+    def _save(self) -> None:
+        """Save the run as it is, between two steps."""
+        assert self.checkpoint is not None
+        state = {
+            "config": self._identity(),
+            "position": self.position,
+            "examples": self.examples,
+            "R": [torch.from_numpy(row) for row in self.R],
+            "curves": [(n, torch.from_numpy(row)) for n, row in self.curves],
+            "seconds": (self.training.seconds, self.evaluation.seconds),
+            "learner": self.learner.state_dict(),
+        }
+        self.checkpoint.save(state)
+        self.checkpoint.stop_if_asked()
+
+    def _resume(self) -> bool:
+        """Go on from the checkpoint, if there is one."""
+        state = None if self.checkpoint is None else self.checkpoint.load()
+        if state is None or self.checkpoint is None:
+            return False
+        try:
+            if state["config"] != self._identity():
+                raise ValueError("it is of another run")
+            self.learner.load_state_dict(state["learner"])
+            self.position, self.examples = tuple(state["position"]), int(state["examples"])
+            self.R = [row.numpy() for row in state["R"]]
+            self.curves = [(int(n), row.numpy()) for n, row in state["curves"]]
+            self.training.seconds, self.evaluation.seconds = state["seconds"]
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{self.checkpoint.path} does not fit this run: {error}. Choose another folder, or "
+                "delete it to start again"
+            ) from error
+        return True
+
+    def _identity(self) -> str:
+        """What a run must share with the one whose checkpoint it goes on from."""
+        known = {name: v for name, v in self.config.items() if name != "device"}
+        known |= {"labels": self.continuum.labels(), "score": name_of(self.score)}
+        return json.dumps(plain(known), sort_keys=True)
 
     def _measure(self) -> None:
         """Add a point to the learning curves."""

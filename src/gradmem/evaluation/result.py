@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -168,7 +169,8 @@ class ResultFolder:
     def check(self, overwrite: bool = False) -> None:
         """Raise ValueError if it already holds the result of something else."""
         check_folder(self.path)
-        held = [name for name in ("result.json", "partial.json") if (self.path / name).exists()]
+        names = ("result.json", "partial.json", "checkpoint")
+        held = [name for name in names if (self.path / name).exists()]
         if held and not overwrite:
             try:
                 known = json.loads((self.path / "config.json").read_text("utf-8"))
@@ -188,6 +190,18 @@ class ResultFolder:
             for name in ("result.json", "partial.json"):
                 (self.path / name).unlink(missing_ok=True)
         write_json(self.path / "config.json", self.config)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder for one run: another process that asks for it gets a ValueError."""
+        from filelock import FileLock, Timeout
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                yield
+        except Timeout:
+            raise ValueError(f"another run is being made in {self.path}: wait for it") from None
 
     def save_partial(self, result: Result) -> None:
         """Keep what has been measured so far."""

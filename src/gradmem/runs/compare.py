@@ -21,6 +21,7 @@ from gradmem.benchmarks.parts import (
     shown,
 )
 from gradmem.evaluation import Progress, Result
+from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
@@ -125,16 +126,27 @@ def run_into(
     experiment: Experiment,
     callbacks: Sequence[Any] = (),
     overwrite: bool = False,
+    save_every: int | None = None,
 ) -> Run:
-    """Make a run in its folder, unless it is finished there."""
+    """Make a run in its folder, unless it is finished there; go on with one that was stopped.
+
+    It is saved after every task, and every `save_every` examples, until its result is there.
+    """
     target = RunFolder(folder, experiment)
     target.check(overwrite)
     if not overwrite and (known := finished_run(folder, experiment)):
         return known
     # What is wrong with settings or data is found before a folder is made.
     learner, continuum = experiment.new_learner(), experiment.continuum()
-    target.open(overwrite)
-    return target.save(experiment.run([*callbacks, _Partial(target)], learner, continuum))
+    checkpoint = RunCheckpoint(target.path / "checkpoint", save_every)
+    with target.alone():
+        if overwrite:
+            checkpoint.clear()
+        target.open(overwrite)
+        callbacks = [*callbacks, _Partial(target)]
+        run = target.save(experiment.run(callbacks, learner, continuum, checkpoint))
+        checkpoint.clear()
+    return run
 
 
 def finished_run(folder: Path, experiment: Experiment) -> Run | None:

@@ -24,6 +24,7 @@ from gradmem.benchmarks.parts import (
     shown,
 )
 from gradmem.evaluation import Result, run
+from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.result import as_text
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
@@ -211,16 +212,24 @@ class Experiment:
         callbacks: Sequence[Any] = (),
         learner: Learner | None = None,
         continuum: Continuum | None = None,
+        checkpoint: RunCheckpoint | None = None,
     ) -> Result:
         """Train and measure a learner: a new one, or `learner` in the state of a new one.
 
         `continuum` is this experiment's, if it has been made before. See `gradmem.run` for
-        callbacks.
+        callbacks and the checkpoint, which a learner without a state does without.
         """
         learner = self.new_learner() if learner is None else learner
         continuum = self.continuum() if continuum is None else continuum
         score = find_benchmark(self.benchmark).score
-        result = run(learner, continuum, self.every, score=score, callbacks=callbacks)
+        result = run(
+            learner,
+            continuum,
+            self.every,
+            score=score,
+            callbacks=callbacks,
+            checkpoint=checkpoint if hasattr(learner, "load_state_dict") else None,
+        )
         result.config = self.config()
         return result
 

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import torch
 
+from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.learners import LEARNERS, Learner
 from gradmem.runs.experiment import Experiment, keep_continuums, settings_text
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.store import Store
 
 __all__ = ["Perform"]
+
+#: Seconds between two saves of a run; shorter runs are made again if they are killed.
+PAUSE = 10.0
 
 
 @dataclass
@@ -47,14 +51,17 @@ class Perform:
     def _run(self, store: Store, experiment: Experiment) -> Run | Failure:
         keep_continuums(self.continuums)
         store.start(experiment)
+        checkpoint = RunCheckpoint(store.folder(experiment.key) / "checkpoint", pause=PAUSE)
         try:
-            result = experiment.run(learner=self._fresh(experiment))
+            result = experiment.run(learner=self._fresh(experiment), checkpoint=checkpoint)
         except Exception as error:
             self._learner = None  # whatever happened to it
             failure = store.fail(experiment, error)
             _require_device(experiment.device, error)
             return failure
-        return store.finish(experiment, result)
+        run = store.finish(experiment, result)
+        checkpoint.clear()
+        return run
 
     def _fresh(self, experiment: Experiment) -> Learner:
         """A learner in its first state; the last run's, if only the seed is another.
