@@ -202,7 +202,7 @@ def test_a_vanishing_gradient_leaves_steps_of_momentum_short(rule):
 def test_gradients_that_are_not_finite_are_found_before_the_optimizer_steps(constrain, tasks):
     torch.manual_seed(0)
     loop = Loop(random_network(), OPTIMIZERS["AdamW"], constrain=constrain).learn([*range(tasks)])
-    loop.memory.add(torch.full((2, 6), torch.inf), "broken", torch.tensor([0, 1]))
+    loop.memory.memory.add(torch.full((2, 6), torch.inf), "broken", torch.tensor([0, 1]))
     loop.backward(*examples(3))
     before, state = flat(loop.network), copy.deepcopy(loop.optimizer.state_dict())
     with pytest.raises(FloatingPointError, match="at the memories are not finite"):

@@ -217,6 +217,9 @@ def test_autocast_around_the_loop_leaves_the_memorys_precision_alone():
         ({"loss": "mse"}, "loss must be a callable"),
         ({"margin": -1}, "margin must not be negative"),
         ({"memories": 3, "budget": 9}, "cannot both be given"),
+        ({"memory": 5}, "memory must be an EpisodicMemory, got 5"),
+        ({"memory": gm.EpisodicMemory(5), "memories": 9}, "memory has limits of its own"),
+        ({"loss": nn.MSELoss}, r"give MSELoss\(\), no class"),
         ({"keep": "best"}, "keep must be one of last, first, .*; got 'best'"),
     ],
 )
@@ -233,6 +236,19 @@ def test_what_cannot_be_used_is_refused():
         memory.gradients(["z"])
     with pytest.raises(ValueError, match="must be like task 'a'"):
         memory.add(torch.randn(3, 5), "a", torch.zeros(3).long())
+    for x, y, message in (
+        (torch.full((3, 4), float("nan")), torch.zeros(3).long(), "x must be finite, got nan"),
+        (torch.randn(3, 4), torch.full((3,), 8), "classes from 0 to 2, got 8"),
+        (torch.randn(3, 4), torch.zeros(3), "class ids as whole numbers, got torch.float32"),
+        (torch.randn(3, 7), torch.zeros(3).long(), "the network does not take x"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            memory.add(x, "new", y)
+    assert list(memory.memory) == ["a", "b"]
+    with pytest.raises(ValueError, match="got one without any"):
+        memory.step(torch.optim.SGD(gm.mlp([4, 3]).parameters(), lr=0.1), "c")
+    with pytest.raises(TypeError, match="must be a torch optimizer"):
+        memory.step("adam", "c")
     memory.model[0].weight.grad = torch.full_like(memory.model[0].weight, float("nan"))
     with pytest.raises(FloatingPointError, match="gradient is not finite"):
         memory.project_("c")
@@ -252,6 +268,26 @@ def test_the_dual_alone_gives_the_weights_of_the_projection(margin, margin_rule)
     assert not gm.solve_dual(torch.eye(2), torch.ones(2), margin, margin_rule).any()
     with pytest.raises(ValueError, match="must be finite"):
         gm.solve_dual(torch.eye(2), torch.tensor([1.0, float("nan")]))
+
+
+def test_a_grad_scaler_goes_on_over_an_overflow():
+    model = gm.mlp([4, 8, 3])
+    memory = filled(model, not_finite="skip")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    for step in range(2):
+        x, y = batch(seed=step)
+        scaler.scale(1e3 * F.cross_entropy(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        memory.project_("c")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert memory.skipped == 2
+    assert all(w.isfinite().all() for w in model.parameters())
+    model[0].weight.grad = torch.full_like(model[0].weight, float("inf"))
+    memory.step(optimizer, "c")  # without a scaler, the step is skipped
+    assert all(w.isfinite().all() for w in model.parameters())
 
 
 def test_a_policy_of_ones_own_serves():

@@ -183,6 +183,21 @@ def test_a_loss_that_does_not_fit_is_refused_before_anything_changes():
     assert learner.observe(x, "a", torch.randn(6, 1)).ndim == 0
 
 
+def test_a_loss_must_give_a_value_for_each_example():
+    learner = gm.GEM(gm.mlp([4, 8, 3]), loss=lambda z, y: z.sum(0))
+    with pytest.raises(ValueError, match="got 3 values for 2 examples"):
+        learner.observe(*[batch()[0], "a", batch()[1]])
+
+
+def test_an_unknown_setting_is_named_with_those_there_are():
+    with pytest.raises(TypeError, match="GEM has no setting 'marginn'; it has lr, optimizer, loss"):
+        gm.GEM(gm.mlp([4, 3]), marginn=0.5)
+    with pytest.raises(TypeError, match="decide must be a callable"):
+        gm.GEM(gm.mlp([4, 3]), decide=3)
+    with pytest.raises(TypeError, match="grow must be True or False"):
+        gm.Single(gm.mlp([4, 3]), grow=1)
+
+
 # Predictions
 
 

@@ -13,11 +13,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradmem.checkpoint import load_state, save_state
-from gradmem.gradients import Criterion, Forward, Loss, MemoryGradients, Objective, Transform
+from gradmem.gradients import (
+    Criterion,
+    Forward,
+    Inputs,
+    Loss,
+    MemoryGradients,
+    Objective,
+    Transform,
+)
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
-from gradmem.memory import EpisodicMemory, Policy, Stack
+from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
 from gradmem.projection import Projection
-from gradmem.trees import Tree
+from gradmem.trees import Tree, leaves
 from gradmem.validation import descriptor, one_of
 
 __all__ = ["CONSTRAINED", "GradientMemory", "LastProjection"]
@@ -67,8 +75,13 @@ class GradientMemory:
         γ ≥ 0, the paper's memory strength, and what it does (see `project`).
     constrain
         "gradient" (the paper's): the gradient is projected. With plain SGD no remembered loss then
-        rises, to first order; other optimizers do not step along the gradient. "update": the step
-        that the optimizer made is projected, so that this holds for every optimizer and any margin.
+        rises, to first order, at margin 0 or with the rule "floor"; other optimizers do not step
+        along the gradient. "update": the step that the optimizer made is projected, so that this
+        holds for every optimizer and any margin.
+    not_finite
+        What to do about a gradient that is not finite, on a CPU: "stop" raises FloatingPointError,
+        "skip" leaves `.grad` as it is and counts it in `skipped`. A `GradScaler` meets such
+        gradients from time to time and skips their steps itself: take "skip" with it.
     memory
         An `EpisodicMemory` of your own, in place of `memories`, `budget` and `keep`.
     transform
@@ -106,6 +119,7 @@ class GradientMemory:
         margin_rule: str = "shift",
         constrain: str = "gradient",
         *,
+        not_finite: str = "stop",
         keep: str | Policy = "last",
         memory: EpisodicMemory | None = None,
         transform: Transform | None = None,
@@ -121,7 +135,9 @@ class GradientMemory:
             raise ValueError("model has no parameter that learns (requires_grad)")
         self.model = model
         self.constrain = one_of("constrain", constrain, CONSTRAINED)
-        self.memory = EpisodicMemory(memories, budget, keep) if memory is None else memory
+        self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
+        self.skipped = 0
+        self.memory = memory_of(memory, memories, budget, keep)
         self.project = Projection(margin, margin_rule)
         # A margin may push a step over a constraint; an update is put back with this one.
         self._project_again = Projection()
@@ -132,12 +148,32 @@ class GradientMemory:
             memory_limit,
             precision,
         )
+        self._inputs = Inputs(self.engine.objective.criterion)
         self._weights = parameters(model)
         self._last: list[Stack] | None = None
 
     def add(self, x: Tree, t: Hashable, y: Tree) -> None:
-        """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come."""
-        self.memory.add(x, descriptor(t), y)
+        """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come.
+
+        Add each example once: what is added in every epoch is remembered again. On a CPU, values
+        that model and loss could not take are refused; on a GPU that would mean to wait for it.
+        """
+        self.memory.check(x, descriptor(t), y)
+        if leaves(x)[0].device.type == "cpu" and self.engine.objective.own_loss is None:
+            self._inputs.check_x(x, self._evaluated)
+            self._inputs.check_y(x, y, self._evaluated)
+        self.memory.put(x, t, y)
+
+    @torch.no_grad()
+    def _evaluated(self, x: Tree) -> Any:
+        """The model's outputs in evaluation mode; its parts are put back into their modes."""
+        training = [part for part in self.model.modules() if part.training]
+        self.model.eval()
+        try:
+            return self.engine.objective.outputs(x)
+        finally:
+            for part in training:
+                part.training = True
 
     def project_(self, t: Hashable) -> None:
         """Project the parameters' `.grad` in place, for a step on task t.
@@ -151,14 +187,15 @@ class GradientMemory:
                 "memory.step(optimizer, t) in place of project_ and optimizer.step"
             )
         past = self._past(t)
-        _require_finite(self._weights)
-        if past:
+        if past and self._is_finite():
             self._project_gradient(past, self.engine(past))
 
     def step(self, optimizer: Optimizer, t: Hashable) -> None:
         """Let the optimizer step on task t, within the constraints: gradient or update."""
+        skipped = self.skipped
         with self.around_step(t, optimizer):
-            optimizer.step()
+            if self.skipped == skipped:
+                optimizer.step()
 
     @contextmanager
     def around_step(self, t: Hashable, optimizer: Optimizer | None = None) -> Iterator[None]:
@@ -168,7 +205,9 @@ class GradientMemory:
         Only the parameters of `optimizer` are changed, all of the model's if it is left out.
         """
         past = self._past(t)
-        _require_finite(self._weights)
+        if not self._is_finite():
+            yield
+            return
         G = self.engine(past)
         if optimizer is not None:
             self._leave_out(optimizer, G)
@@ -263,6 +302,20 @@ class GradientMemory:
         ):
             self._weights = weights
             self.engine.start_again()
+            self._inputs.forget()
+
+    def _is_finite(self) -> bool:
+        """Whether the gradients are finite; raises unless such are skipped. True on a GPU."""
+        grads = [w.grad for w in self._weights if w.grad is not None and not w.is_cuda]
+        if not grads or bool(torch.nn.utils.get_total_norm(grads).isfinite()):
+            return True
+        if self.not_finite == "stop":
+            raise FloatingPointError(
+                "the gradient is not finite: a smaller learning rate or smaller inputs may help; "
+                'with a GradScaler, not_finite="skip"'
+            )
+        self.skipped += 1
+        return False
 
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)
@@ -313,18 +366,13 @@ class GradientMemory:
 
     def _leave_out(self, optimizer: Optimizer, G: Tensor) -> None:
         """Zero in G what the optimizer does not change."""
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
         owned = {id(w) for group in optimizer.param_groups for w in group["params"]}
+        if not any(id(w) in owned for w in self._weights):
+            raise ValueError("optimizer must have parameters of the model, got one without any")
         if all(id(w) in owned for w in self._weights):
             return
         for w, rows in rows_by_parameter(G, self._weights).items():
             if id(w) not in owned:
                 rows.zero_()
-
-
-def _require_finite(weights: Sequence[Tensor]) -> None:
-    """Refuse gradients that are not finite, where asking does not mean to wait for a GPU."""
-    grads = [w.grad for w in weights if w.grad is not None and not w.is_cuda]
-    if grads and not torch.nn.utils.get_total_norm(grads).isfinite():
-        raise FloatingPointError(
-            "the gradient is not finite: a smaller learning rate or smaller inputs may help"
-        )

@@ -3,6 +3,7 @@
 from gradmem.gradients.choice import METHODS
 from gradmem.gradients.engine import MemoryGradients
 from gradmem.gradients.flat import gradient, loss_gradient, parameters, set_gradient
+from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
 from gradmem.gradients.objective import Forward, Objective, Transform
 
@@ -10,6 +11,7 @@ __all__ = [
     "METHODS",
     "Criterion",
     "Forward",
+    "Inputs",
     "Loss",
     "MemoryGradients",
     "Objective",

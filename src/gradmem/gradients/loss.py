@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 from gradmem.cuda.devices import has_triton
 from gradmem.memory.stack import Stack
-from gradmem.trees import Tree, take
+from gradmem.trees import Tree, size, take
 
 __all__ = ["Criterion", "Loss", "masked"]
 
@@ -63,6 +63,8 @@ class Criterion:
     def __init__(self, loss: Loss | None = None) -> None:
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be a callable of outputs and y, got {loss!r}")
+        if isinstance(loss, type):
+            raise TypeError(f"loss is called with outputs and y: give {loss.__name__}(), no class")
         self.loss: Loss = F.cross_entropy if loss is None else loss
         function, options = _opened(self.loss)
         self.is_cross_entropy = function in (F.cross_entropy, F.nll_loss)
@@ -88,6 +90,11 @@ class Criterion:
         loss = self.loss(outputs, y)
         if not isinstance(loss, Tensor):
             raise TypeError(f"loss must give a tensor, got {type(loss).__name__}")
+        if loss.ndim and len(loss) % size(y):  # several per example may be in one row
+            raise ValueError(
+                f"loss must give one value per example or their mean, got {len(loss)} values for "
+                f"{size(y)} examples"
+            )
         return loss.mean() if loss.ndim else loss
 
     def by_task(self, outputs: Any, stack: Stack) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
 from gradmem.learners.learner import Common, Learner
-from gradmem.memory import EpisodicMemory
+from gradmem.memory import EpisodicMemory, memory_of
 from gradmem.projection import Projection
 from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
@@ -54,7 +54,7 @@ class AGEM(Learner):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(network, **common)
-        self.memory = EpisodicMemory(memories, budget) if memory is None else memory
+        self.memory = memory_of(memory, memories, budget)
         self.sample = None if sample is None else positive_int("sample", sample)
         self.project = Projection()
 

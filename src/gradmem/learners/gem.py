@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradmem.gradient_memory import GradientMemory
 from gradmem.gradients import Objective, set_gradient
 from gradmem.learners.learner import Common, Learner, weak_loss
-from gradmem.memory import EpisodicMemory
+from gradmem.memory import EpisodicMemory, memory_of
 from gradmem.trees import Tree
 
 __all__ = ["GEM"]
@@ -80,7 +80,7 @@ class GEM(Learner):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(network, **common)
-        self.memory = EpisodicMemory(memories, budget) if memory is None else memory
+        self.memory = memory_of(memory, memories, budget)
         own_loss = weak_loss(self) if self.has_own_loss else None
         self.constraints = GradientMemory(
             network,

@@ -25,10 +25,9 @@ from gradmem.checkpoint import load_state, save_state
 from gradmem.cuda.devices import current_device
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
-from gradmem.gradients import Criterion, Forward, Loss, Transform, masked, parameters
+from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
 from gradmem.gradients.objective import TaskLoss
 from gradmem.interrupts import Lock, uninterrupted
-from gradmem.learners.inputs import Inputs
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
     OptimizerFactory,
@@ -94,7 +93,8 @@ class Learner(ABC):
     schedule
         Optimizer → a torch learning-rate schedule, advanced after every mini-batch.
     clip
-        Largest norm of the gradient in a step; longer ones are scaled down.
+        Largest norm of the gradient that the optimizer is given; longer ones are scaled down. A
+        gradient that is projected is clipped after that.
     transform
         Applied to x whenever it goes through the network, so that memories hold x as it came.
     decide
@@ -126,6 +126,11 @@ class Learner(ABC):
     settings: dict[str, Any]
 
     def __new__(cls, *args: Any, **settings: Any) -> Learner:
+        known = inspect.signature(cls).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        if unknown := [] if open_ended else [name for name in settings if name not in known]:
+            names = ", ".join(name for name in known if name != "network")
+            raise TypeError(f"{cls.__name__} has no setting {unknown[0]!r}; it has {names}")
         learner = super().__new__(cls)
         learner.settings = settings
         return learner
@@ -174,7 +179,11 @@ class Learner(ABC):
         self.criterion = Criterion(loss)
         self.passes = Forward(transform)
         self.clip = None if clip is None else positive("clip", clip)
+        if decide is not None and not callable(decide):
+            raise TypeError(f"decide must be a callable of outputs, got {decide!r}")
         self.decide = decide
+        if not isinstance(grow, bool):
+            raise TypeError(f"grow must be True or False, got {grow!r}")
         self.grow = grow
         self.steps = 0
         self.examples = 0
@@ -233,16 +242,18 @@ class Learner(ABC):
             with current_device(device), self._restored_on_error(t, device), self.own_randomness():
                 self._widen(t, y)
                 loss = self.learn(tree_map(Tensor.detach, x), t, y)
-            for optimizer in self.optimizers_of(t) if self._schedules else ():
-                self._schedules[optimizer].step()
             self.steps += 1
             self.examples += size(x)
+            for optimizer in self.optimizers_of(t) if self._schedules else ():
+                self._schedules[optimizer].step()
             return loss
 
     def learn_from(
         self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
     ) -> Learner:
-        """Observe all (x, t, y) of a stream, which may be endless: Ctrl-C ends it between steps.
+        """Observe all (x, t, y) of a stream, which may be endless.
+
+        Ctrl-C raises KeyboardInterrupt between two steps: what was observed is learned as a whole.
 
         Parameters
         ----------

@@ -14,7 +14,7 @@ from gradmem.memory.stack import Stack
 from gradmem.trees import Kind, Tree, check, concatenate, kind, leaves, size, take, to
 from gradmem.validation import non_negative_int, one_of, positive_int
 
-__all__ = ["EpisodicMemory", "Masks"]
+__all__ = ["EpisodicMemory", "Masks", "memory_of"]
 
 #: Which outputs are some tasks': (k, classes), or None if all are.
 Masks = Callable[[Sequence[Hashable]], Tensor | None]
@@ -24,6 +24,19 @@ MEMORIES = 256
 
 def _all_outputs(tasks: Sequence[Hashable]) -> None:
     """Tasks that share their outputs."""
+
+
+def memory_of(
+    memory: EpisodicMemory | None, memories: int, budget: int | None, keep: str | Policy = "last"
+) -> EpisodicMemory:
+    """The memory that was given, or one with these limits; not both."""
+    if memory is None:
+        return EpisodicMemory(memories, budget, keep)
+    if not isinstance(memory, EpisodicMemory):
+        raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
+    if memories != MEMORIES or budget is not None or keep != "last":
+        raise ValueError("memory has limits of its own: memories, budget and keep go without it")
+    return memory
 
 
 class EpisodicMemory:

@@ -1,4 +1,4 @@
-"""What a learner is given: looked at before anything is learned from it."""
+"""What is given to be learned or remembered: looked at before anything is done with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.gradients import Criterion
+from gradmem.gradients.loss import Criterion
 from gradmem.trees import Kind, Tree, check, kind, leaves, take
 from gradmem.validation import class_ids
 
