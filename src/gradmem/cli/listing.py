@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from gradmem.benchmarks.parts import (
     BENCHMARKS,
@@ -16,12 +15,11 @@ from gradmem.benchmarks.parts import (
     setting_parameters,
     shown,
 )
-from gradmem.cli.options import TYPED, say
+from gradmem.cli.console import say
+from gradmem.cli.options import TYPED
 from gradmem.learners import LEARNERS
 
 __all__ = ["benchmarks_command", "learners_command"]
-
-console = Console()
 
 
 def learners_command(
@@ -51,15 +49,15 @@ def benchmarks_command(
         _tell(benchmark.name, benchmark.continuum, benchmark.options)
         for learner, settings in benchmark.settings.items():
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
-            say(console, f"  {learner}: {text}")
+            say(f"  {learner}: {text}")
 
 
 def _tell(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
-    say(console, f"{name}  {first}".rstrip())
+    say(f"{name}  {first}".rstrip())
     texts = [
         TYPED.get(key, f"--{key.replace('_', '-')}")
         + (" VALUE" if default is inspect.Parameter.empty else f" {default}")
         for key, default in defaults.items()
     ]
-    say(console, f"  {'  '.join(texts)}")
+    say(f"  {'  '.join(texts)}")

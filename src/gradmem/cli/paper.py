@@ -1,4 +1,4 @@
-"""`gradmem paper`: the paper's figure, tables and matrices, with error bars, beside what it has."""
+"""`gradmem paper`: run the paper's experiments, and compare with its numbers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from gradmem.cli.console import say
 from gradmem.cli.options import (
-    WHAT,
-    WHERE,
     DeviceOption,
     RetryFailedOption,
     WorkersOption,
     absolute,
     names_in,
-    say,
     takes_stream,
+    what,
+    where,
 )
 from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.evaluation.result import check_folder
 from gradmem.reproduction.compare import compare
 from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load
@@ -39,60 +39,31 @@ from gradmem.reproduction.plan import (
 )
 from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
-from gradmem.runs.folder import check_folder
 from gradmem.sweeps import Executor, executor_for
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper_command"]
-
-console = Console()
 
 PartsArgument = Annotated[
     list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
 ]
 BenchmarksOption = Annotated[
     str | None,
-    typer.Option(
-        help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
-        rich_help_panel=WHAT,
-    ),
+    what(f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)"),
 ]
 LearnersOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
-    ),
+    str | None, what(f"Of {', '.join(LEARNERS)}, with commas. (default: all)")
 ]
-SeedsOption = Annotated[
-    int | None,
-    typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
-]
-GridOption = Annotated[
-    bool,
-    typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
-]
-OutOption = Annotated[
-    Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
-]
+SeedsOption = Annotated[int | None, what("Per setting, from 0 on. (default: 5)")]
+GridOption = Annotated[bool, what("Also search the paper's grids.", "--grid")]
+PrecisionOption = Annotated[str | None, what("GEM's gradients on a GPU: tf32 or bf16.")]
+OutOption = Annotated[Path, where("Folder for runs, page and pictures.")]
 KeepOption = Annotated[
     Path | None,
-    typer.Option(
-        "--keep",
-        help="Folder for small results, one file per setting. (default: OUT/kept)",
-        rich_help_panel=WHERE,
-    ),
+    where("Folder for small results, one file per setting. (default: OUT/kept)", "--keep"),
 ]
 FromOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Run nothing: make the page from a folder of kept results.",
-        rich_help_panel=WHERE,
-    ),
+    Path | None, where("Run nothing: make the page from a folder of kept results.", "--from")
 ]
 
 
@@ -144,7 +115,7 @@ def paper_command(
     keep_in = kept_in or out / "kept"
     check_folder(keep_in, "--keep")
     if keep_in.exists():
-        load(keep_in)  # what is damaged is found before anything is run
+        load(keep_in)  # raises an error if a file is damaged, before anything is run
         load_searches(keep_in)
     executor = executor_for(default_workers(conditions) if workers is None else workers)
     kinds = {name: kind_of_data(name, conditions.data) for name in names}
@@ -155,7 +126,7 @@ def paper_command(
 
 @dataclass(frozen=True)
 class _Paper:
-    """Makes the runs in `out`, and keeps in `keep_in` what came of them."""
+    """Makes the runs in `out`, and writes small files with their results to `keep_in`."""
 
     out: Path
     keep_in: Path
@@ -172,22 +143,20 @@ class _Paper:
         """Make all runs and, if asked, search the grids."""
         for name, kind in self.kinds.items():
             if kind == OTHER:
-                _say(f"{name}: other data than the paper's, so that nothing is compared.")
-        with SweepDisplay(console) as display:
+                say(f"{name}: other data than the paper's, so that nothing is compared.")
+        with SweepDisplay() as display:
             try:
                 runs, failed = self._run(settings, display)
                 for name in self.kinds if grid else ():
                     self._search(name, display)
             except KeyboardInterrupt:
                 display.stop()
-                _say(
-                    f"Stopped after {display.done} runs, which are kept. The same command goes on."
-                )
+                say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
                 raise typer.Exit(130) from None
         for experiment, error in failed:
-            _say(f"{experiment.key} failed: {error}")
+            say(f"{experiment.key} failed: {error}")
         if failed:
-            _say("What failed is missing below. --retry-failed runs it again.")
+            say("What failed is missing below. --retry-failed runs it again.")
         if not runs:
             raise FloatingPointError("no run finished")
 
@@ -204,7 +173,7 @@ class _Paper:
         )
         for setting, found in runs.items():
             if self._keep(setting, found) is None:
-                display.say(
+                say(
                     f"{self.keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
                     "trial."
                 )
@@ -223,14 +192,10 @@ class _Paper:
 
 def _write_page(source: Path, out: Path) -> None:
     written = write_reproduction(source, out)
-    _say(summary(compare(numbers(), load(source))).replace("**", ""))
-    _say("Written:")
+    say(summary(compare(numbers(), load(source))).replace("**", ""))
+    say("Written:")
     for path in written:
-        _say(f"  {path}")
-
-
-def _say(line: str) -> None:
-    say(console, line)
+        say(f"  {path}")
 
 
 def _parts(names: list[str]) -> list[str]:
@@ -260,7 +225,7 @@ def _command(
     conditions: Conditions,
     grid: bool,
 ) -> str:
-    """What to type to have the same again; where data and results lie is left to who types it."""
+    """The command that repeats these runs, without the folders of data and results."""
     words = ["gradmem paper", *([] if len(parts) == len(PARTS) else parts)]
     if names != _benchmarks(None, conditions.device):
         words.append(f"--benchmarks {','.join(names)}")

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from gradmem.cli.options import OutOption, say
+from gradmem.cli.console import console, say
+from gradmem.cli.options import OutOption
 from gradmem.reports import gather, terminal_table
 
 __all__ = ["report_command", "write_report"]
-
-console = Console()
 
 
 def report_command(
@@ -32,11 +30,11 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     console.print(terminal_table(report.rows))
     if failed := report.failed:
         more = f"\n  and {len(failed) - 5} more" if len(failed) > 5 else ""
-        say(console, "Failed:" + "".join(f"\n  {line}" for line in failed[:5]) + more)
-    say(console, "Written:")
+        say("Failed:" + "".join(f"\n  {line}" for line in failed[:5]) + more)
+    say("Written:")
     for path in written:
-        say(console, f"  {path}")
+        say(f"  {path}")
 
 
 def _left_out(what: Path | str, why: str) -> None:
-    say(console, f"Left out: {what} ({why})")
+    say(f"Left out: {what} ({why})")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from gradmem.benchmarks.parts import benchmark_reference, shown
+from gradmem.cli.console import console, say
 from gradmem.cli.options import (
-    WHAT,
     BenchmarkOption,
     DeviceOption,
     EveryOption,
@@ -26,8 +25,8 @@ from gradmem.cli.options import (
     TensorBoardOption,
     names_in,
     read_settings,
-    say,
     takes_stream,
+    what,
 )
 from gradmem.cli.progress import Display
 from gradmem.cli.report import write_report
@@ -40,8 +39,6 @@ from gradmem.streams.continuum import IID
 from gradmem.validation import positive_int
 
 __all__ = ["compare_command", "run_command"]
-
-console = Console()
 
 
 @takes_stream()
@@ -69,10 +66,10 @@ def run_command(
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
     folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
-    with Display(console) as display:
+    with Display() as display:
         run = _make(folder, experiment, display, overwrite, tensorboard)
     console.print(terminal_table(summarize([run])))
-    say(console, f"Written: {folder / 'result.json'}")
+    say(f"Written: {folder / 'result.json'}")
 
 
 @takes_stream()
@@ -82,9 +79,7 @@ def compare_command(
     stream: dict[str, Any],
     learners: LearnersOption = None,
     assigned: SetOption = None,
-    seeds: Annotated[
-        int, typer.Option(help="How many seeds each, from --seed on.", rich_help_panel=WHAT)
-    ] = 1,
+    seeds: Annotated[int, what("How many seeds each, from --seed on.")] = 1,
     seed: SeedOption = 0,
     shuffled: ShuffledOption = False,
     every: EveryOption = None,
@@ -116,12 +111,12 @@ def _make_all(
     for name, experiment in planned.items():
         RunFolder(root / name, experiment).check(overwrite)  # before the first of them is run
     finished = []
-    with Display(console) as display:
+    with Display() as display:
         for name, experiment in planned.items():
             try:
                 _make(root / name, experiment, display, overwrite, tensorboard)
             except FloatingPointError as error:
-                display.fail(str(error))  # one learner that diverges does not cost the others
+                display.fail(str(error))  # the other learners are run all the same
             else:
                 finished.append(root / name)
     if not finished:
@@ -136,7 +131,7 @@ def _make(
     overwrite: bool,
     tensorboard: Path | None = None,
 ) -> Run:
-    """Make a run and show it; one that is finished in the folder is shown as it is."""
+    """Make a run and show its progress; if it is finished in the folder, read it."""
     name = f"{experiment.name}, seed {experiment.seed}"
     display.start(f"{name}, {IID}" if experiment.shuffled else name)
     if not overwrite and (known := finished_run(folder, experiment)):
@@ -153,7 +148,7 @@ def _make(
             display.fail("interrupted")
             known_file = folder / "partial.json"
             kept = f"The tasks finished so far are in {known_file}." if known_file.exists() else ""
-            say(console, f"Interrupted. {kept}")
+            say(f"Interrupted. {kept}")
             raise
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from gradmem.benchmarks.parts import shown
-from gradmem.cli.options import say
+from gradmem.cli.console import console, say
 from gradmem.evaluation.result import as_text
 from gradmem.runs.folder import Failure
 from gradmem.sweeps import Choice, Event
@@ -26,8 +25,7 @@ PAUSE = 10.0
 class SweepDisplay:
     """Called with each `Event`: live where there is a terminal, a line now and then where not."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
         self.done = 0
         self._bars = Bars(
             TextColumn("[bold]{task.description:<10}"),
@@ -44,12 +42,7 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -75,24 +68,18 @@ class SweepDisplay:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event.outcome, Failure) and event.experiment is not None:
-            self.say(f"  {event.experiment.key} failed: {event.outcome.error}")
+            say(f"  {event.experiment.key} failed: {event.outcome.error}")
         now, at_an_end = time.monotonic(), event.experiment is None or event.done == event.total
         if not at_an_end and now - self._last < PAUSE:
             return
         self._last = now
         left = _left(event.seconds_left)
-        self.say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
+        say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
         if event.phase == "selection" and event.experiment is not None:
             so_far = "" if event.done == event.total else " so far"
             for choice in event.best:
                 benchmark, learner, settings, acc, seeds = _cells(choice)
-                self.say(
-                    f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds"
-                )
-
-    def say(self, line: str) -> None:
-        """Print a line as it is."""
-        say(self.console, line)
+                say(f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds")
 
 
 def choices_table(best: list[Choice], what: str) -> Table:
