@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import gradmem as gm
+from gradmem.files import write_json
 from gradmem.reports import draw_pictures, markdown_table, summarize
 from gradmem.reports.summary import Estimate
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import RunFolder, find_runs, newest, write_json
+from gradmem.runs.folder import RunFolder, find_runs, newest
 from tests.synthetic import write_run
 
 TOO_DEEP = "lists nested too deeply"

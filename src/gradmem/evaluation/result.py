@@ -130,7 +130,7 @@ class Result:
         return target.path
 
     def described(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What result.json holds; `config` instead of this result's own names the run."""
+        """What result.json holds; `config` replaces this result's own."""
         config = self.config if config is None else config
         metrics = self.metrics
         found = {
@@ -157,8 +157,8 @@ class Result:
 class ResultFolder:
     """The folder of one run, whose `config` says which.
 
-    While the run goes on, the rows of R measured so far are kept in `partial.json`, so that a run
-    that is interrupted or killed leaves what it knew. `result.json` is only there when it is done.
+    While the run goes on, `partial.json` may hold the rows of R measured so far, also after the run
+    was interrupted or killed. `result.json` is only there when the run is done.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
@@ -184,17 +184,13 @@ class ResultFolder:
         """Make the folder, unless it already holds the result of something else."""
         self.check(overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        if overwrite:  # what is replaced must not be taken for this run's
+        if overwrite:
             for name in ("result.json", "partial.json"):
                 (self.path / name).unlink(missing_ok=True)
         write_json(self.path / "config.json", self.config)
 
-    def save_partial(self, result: Result) -> None:
-        """Keep what has been measured so far."""
-        write_json(self.path / "partial.json", as_text(result.described(self.config)))
-
     def write(self, result: Result) -> dict[str, Any]:
-        """Keep the whole result; what result.json then holds."""
+        """Write result.json, and return what it holds."""
         written: dict[str, Any] = as_text(result.described(self.config))
         write_json(self.path / "result.json", written)
         (self.path / "partial.json").unlink(missing_ok=True)
@@ -202,7 +198,7 @@ class ResultFolder:
 
 
 def as_text(value: Any) -> Any:
-    """`value` as JSON knows it; what JSON has no way to write (a function, a module) is named.
+    """`value` as JSON can hold it; other objects (a function, a module) as their names.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from gradmem.benchmarks.parts import (
     short_names,
     shown,
 )
-from gradmem.evaluation import Progress, Result
+from gradmem.evaluation import Result
 from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
@@ -134,7 +134,7 @@ def run_into(
     # What is wrong with settings or data is found before a folder is made.
     learner, continuum = experiment.new_learner(), experiment.continuum()
     target.open(overwrite)
-    return target.save(experiment.run([*callbacks, _Partial(target)], learner, continuum))
+    return target.save(experiment.run([*callbacks, target], learner, continuum))
 
 
 def finished_run(folder: Path, experiment: Experiment) -> Run | None:
@@ -149,17 +149,6 @@ def finished_run(folder: Path, experiment: Experiment) -> Run | None:
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     """So many from 0 on, or those given."""
     return list(range(positive_int("seeds", seeds)) if isinstance(seeds, int) else seeds)
-
-
-class _Partial:
-    """A callback that keeps the rows of R measured so far."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def on_task(self, progress: Progress) -> None:
-        if progress.partial is not None:
-            self.folder.save_partial(progress.partial)
 
 
 def _result(run: Run) -> Result:

@@ -63,7 +63,7 @@ class Experiment:
         For choosing settings: the fraction of each task's training examples to test on in place
         of the test sets, and the number of tasks after which the continuum ends.
     code
-        As `config` has it; what it is now is found out anew.
+        Ignored: an entry of `config` that is computed anew.
     stream
         What else the benchmark's continuum takes: data, n_tasks, examples_per_task, batch_size, …
         None stands for its default.
@@ -89,7 +89,7 @@ class Experiment:
     held_out: float | None
     first_tasks: int | None
     code: str | None
-    """A hash of the users' files that it depends on; None if all of it is gradmem's."""
+    """A hash of the user's files that define the parts; None if all parts are gradmem's."""
 
     def __init__(
         self,
@@ -156,20 +156,19 @@ class Experiment:
         return Experiment(**self.config() | changes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What other processes are sent: not the benchmark's own settings, which may be functions.
+        """Pickle the config without the benchmark's settings, which may be functions, and the key.
 
-        They have the benchmark, and the key is found once.
+        Another process finds these settings in the benchmark, and need not compute the key.
         """
         own = find_benchmark(self.benchmark).settings.get(self.name, {})
         asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
-        return _again, (self.config() | {"settings": asked}, vars(self).get("key"))
+        return _unpickled, (self.config() | {"settings": asked}, vars(self).get("key"))
 
     @cached_property
     def key(self) -> str:
-        """A name for people and a hash of everything that determines the run's numbers.
+        """A readable name and a hash of everything that determines the run's numbers.
 
-        That is its config and gradmem's version. Of the data it is what they are that counts, not
-        the folder they lie in.
+        These are the config, with a hash of the data in place of their folder, and the version.
 
         Examples
         --------
@@ -177,7 +176,7 @@ class Experiment:
         'mnist-rotations-single-lr0.01-seed0-...'
         """
         data = _fingerprint(find_benchmark(self.benchmark), self.stream.get("data"))
-        config = _as_one(as_text(self.config() | {"data": data, "gradmem": __version__}))
+        config = _whole_as_int(as_text(self.config() | {"data": data, "gradmem": __version__}))
         text = json.dumps(config, sort_keys=True)
         parts = [shown(self.benchmark), self.name]
         parts += [f"{name}{value}" for name, value in config["settings"].items()]
@@ -186,7 +185,7 @@ class Experiment:
         return f"{readable[:150]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def continuum(self) -> Continuum:
-        """What is learned, on this experiment's device; kept for the next experiment on it."""
+        """The continuum on this experiment's device; cached for the next experiment with it."""
         return _continuum(
             find_benchmark(self.benchmark),
             self.seed,
@@ -198,7 +197,7 @@ class Experiment:
         )
 
     def new_learner(self) -> Learner:
-        """The learner as it is before training; its network and itself come from the seed."""
+        """A new, untrained learner; network and learner are made with the seed."""
         benchmark, kind = find_benchmark(self.benchmark), find_learner(self.learner)
         n_tasks = self.stream.get("n_tasks") or len(self.continuum().tests)
         about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
@@ -225,7 +224,7 @@ class Experiment:
         return result
 
 
-def _again(config: dict[str, Any], key: str | None) -> Experiment:
+def _unpickled(config: dict[str, Any], key: str | None) -> Experiment:
     experiment = Experiment(**config)
     if key is not None:
         vars(experiment)["key"] = key
@@ -233,7 +232,7 @@ def _again(config: dict[str, Any], key: str | None) -> Experiment:
 
 
 def keep_continuums(n: int) -> None:
-    """Keep the last `n` continuums in this process, not just one, for runs that come back to them.
+    """Keep the last `n` continuums in this process, by default one, for runs that use them again.
 
     One of MNIST's takes 170 MB with all its tasks.
     """
@@ -244,17 +243,17 @@ def keep_continuums(n: int) -> None:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings as one text, the same for the same settings."""
-    return json.dumps(_as_one(as_text(dict(settings))), sort_keys=True)
+    return json.dumps(_whole_as_int(as_text(dict(settings))), sort_keys=True)
 
 
-def _as_one(value: Any) -> Any:
-    """1 and 1.0 are the same setting."""
+def _whole_as_int(value: Any) -> Any:
+    """Floats that are whole numbers as ints, so that 1 and 1.0 are the same setting."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {str(key): _as_one(item) for key, item in value.items()}
+        return {str(key): _whole_as_int(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_one(item) for item in value]
+        return [_whole_as_int(item) for item in value]
     return value
 
 
@@ -294,7 +293,7 @@ def _settings(
                 f"{learner} has no setting {name} (got {value!r}); it has "
                 f"{', '.join(allowed) or 'none'}"
             )
-        declared = accepted[name]  # 1 is written as 1.0 where that is what it means
+        declared = accepted[name]  # an int for a float setting becomes a float
         if type(value) is int and (
             "float" in str(declared.annotation) or isinstance(declared.default, float)
         ):
@@ -325,12 +324,12 @@ def _usable(device: str) -> str:
 
 @cache
 def _fingerprint(benchmark: Benchmark, data: Any) -> str:
-    """What the data are: a hash of the first examples, as served with the seed 0."""
+    """A hash of the data: of the first examples of the continuum with seed 0."""
     few = {"data": data, "n_tasks": 1, "examples_per_task": 100}
     few = {name: value for name, value in few.items() if name in benchmark.options}
     try:
         continuum = benchmark.continuum(seed=0, **few)
-    except ValueError:  # too few for it
+    except ValueError:  # the benchmark refuses so few
         given = {"data": data} if "data" in few else {}
         continuum = benchmark.continuum(seed=0, **given)
     hashed = hashlib.sha256()
