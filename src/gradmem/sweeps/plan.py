@@ -30,8 +30,8 @@ MODES = {
     "test-as-published": "the test sets that are also reported, as the paper did",
 }
 
-#: Chosen settings are run with seeds from here on: tasks, examples and first weights that the
-#: choice has not seen, however many seeds it is extended by.
+#: The first seed of the runs with chosen settings: other seeds than those chosen with, so that
+#: tasks, examples and first weights are new.
 FIRST_FINAL_SEED = 1000
 
 #: What all runs of a sweep may have in common, beside what its benchmarks take.
@@ -108,11 +108,11 @@ class Sweep:
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
     def experiments(self, mode: str | None = None) -> list[Experiment]:
-        """The runs to choose from, in the order in which they are best made.
+        """The runs to choose from, in the order in which they are made fastest.
 
-        Learners take turns, so that it is soon known how long each takes. On a GPU a setting's
-        seeds follow each other, and steps recorded for the first are replayed for the others;
-        elsewhere all runs of a seed do, and share its data.
+        Learners alternate, so that the time left can soon be estimated. On a GPU a setting's seeds
+        follow each other and share recorded CUDA graphs; on a CPU all runs of a seed follow each
+        other and share its data.
         """
         mode = one_of("select", self.select if mode is None else mode, MODES)
         changes: dict[str, Any] = {}

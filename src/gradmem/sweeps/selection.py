@@ -22,19 +22,19 @@ class Choice:
     learner: str
     settings: dict[str, Any]
     acc: float
-    """The mean over the seeds, on the data for choosing: too good to be reported."""
+    """The mean over the seeds on the data that settings are chosen on; not one to report."""
     seeds: int
     considered: int
     """Settings that were compared."""
     failed: int
-    """Settings that were out because a run with them failed (diverged, say)."""
+    """Settings that were not compared because a run with them failed, for example diverged."""
 
 
 class Standings:
-    """The best so far, as runs come in.
+    """The best settings among the runs that are done so far.
 
-    A setting with which any run failed is out. Of settings with the same mean, the one with the
-    smaller learning rate is better, then the one with the other smaller values, by name.
+    Settings with a failed run are not chosen. Of settings with the same mean ACC, the one with the
+    smaller learning rate is better, then the one with smaller other values, by name.
     """
 
     def __init__(self) -> None:
@@ -56,17 +56,8 @@ class Standings:
             ready = [e for e in sound if len(e.accs) >= seeds]
             if ready:
                 best = min(ready, key=lambda entry: entry.rank)
-                choices.append(
-                    Choice(
-                        benchmark,
-                        learner,
-                        best.settings,
-                        best.mean,
-                        len(best.accs),
-                        len(ready),
-                        len(failed),
-                    )
-                )
+                numbers = (best.mean, len(best.accs), len(ready), len(failed))
+                choices.append(Choice(benchmark, learner, best.settings, *numbers))
         return choices
 
 
