@@ -15,7 +15,7 @@ __all__ = ["markdown_table", "terminal_table"]
 
 COLUMNS = ("acc", "bwt", "fwt", "seconds")
 
-#: What a narrow terminal goes without, first to last. It always has the learner and ACC.
+#: The columns that a narrow terminal leaves out, in this order.
 DROPPED = ("fwt", "seconds", "bwt")
 
 #: A word of a name that is longer may be broken.
@@ -23,12 +23,12 @@ WORD = 30
 
 
 def terminal_table(rows: Sequence[Row]) -> RenderableType:
-    """Learner, ACC, BWT, FWT and seconds, a row per learner; without those that find no room."""
+    """Learner, ACC, BWT, FWT and seconds; a narrow terminal shows fewer columns."""
     return _Fitted(rows)
 
 
 def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
-    """The same as Markdown, with all columns, and below what else was tried and failed."""
+    """The same as Markdown, with all columns, and the lines about failed runs below it."""
     lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
     lines += [[_literal(_name(row, rows)), *_numbers(row).values()] for row in rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -40,7 +40,7 @@ def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
 
 
 class _Fitted:
-    """A table that is made when it is known how wide it may be."""
+    """A table that leaves out columns for which the terminal is too narrow."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -61,7 +61,7 @@ class _Fitted:
             caption=escape("\n".join(filter(None, captions))) or None,
             caption_justify="left",
         )
-        # Whatever cannot be helped is folded: nothing is cut off.
+        # Long text is folded, not cut off.
         table.add_column("learner", overflow="fold")
         for column in columns:
             width = self.widths[column]
@@ -100,7 +100,7 @@ def _caption(rows: Sequence[Row]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text in which no cell ends and no tag begins."""
+    """Text with the characters escaped that end a cell or begin a tag."""
     return re.sub(r"([\\|<])", r"\\\1", text)
 
 
