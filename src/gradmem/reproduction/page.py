@@ -1,4 +1,4 @@
-"""The reproduction page: Markdown and pictures, made from what is kept and nothing else."""
+"""The reproduction page, Markdown and pictures, made from the kept results alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradmem.files import write_whole
 from gradmem.published import appendix_b
 from gradmem.reports import draw_bars, draw_first_task
 from gradmem.reports.styles import styles
@@ -37,7 +38,6 @@ from gradmem.reproduction.sections import (
     table_3_section,
     what_was_run_section,
 )
-from gradmem.runs.folder import write_whole
 
 __all__ = ["page_text", "summary", "write_reproduction"]
 

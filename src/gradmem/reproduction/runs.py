@@ -1,4 +1,4 @@
-"""Making the paper's runs in a folder that can be left and come back to.
+"""Making the paper's runs in a folder; interrupted, they can be gone on with.
 
 OUT/alone       Table 1's runs: one after another, with all cores, since their seconds are compared
 OUT/others      the rest, several at a time where there are cores for it
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gradmem.evaluation import machine
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import Run
@@ -33,28 +34,13 @@ def make_runs(
     on_event: Callable[[Event], None] | None = None,
     on_finished: Callable[[Setting, Timed], object] | None = None,
 ) -> tuple[dict[Setting, Timed], list[tuple[Experiment, str]]]:
-    """Make all runs that the folder lacks; it can be interrupted or killed and called again.
+    """Run each setting with each seed, where the folder lacks it.
 
-    Parameters
-    ----------
-    out
-        The folder.
-    settings, seeds
-        Each setting is run with each seed.
-    conditions
-        What all runs have in common.
-    executor
-        Where runs other than Table 1's are made.
-    retry_failed, on_event
-        See `gradmem.sweeps.run_sweep`.
-    on_finished
-        Called after each run with its setting and all runs of it that are finished, so that
-        nothing is lost when the rest is never made.
+    It can be interrupted or killed and called again. `executor` makes the runs other than Table
+    1's; `retry_failed` and `on_event` are those of `gradmem.sweeps.run_sweep`. `on_finished` is
+    called after each run with its setting and all finished runs of the setting.
 
-    Returns
-    -------
-    dict, list
-        The finished runs of each setting, by seed; what failed, with its error.
+    Returns the finished runs of each setting, by seed, and what failed, with its error.
     """
     out = Path(out)
     cuda = conditions.device.startswith("cuda")
@@ -92,10 +78,8 @@ def make_runs(
 
 
 def default_workers(conditions: Conditions) -> int:
-    """One per two cores, since one run with two threads is quicker than two with one; GPU: one."""
-    from gradmem.evaluation.machine import cores
-
-    return 1 if conditions.device.startswith("cuda") else max(1, cores() // 2)
+    """One worker per two cores, since two threads make a run quicker; one on a GPU."""
+    return 1 if conditions.device.startswith("cuda") else max(1, machine.cores() // 2)
 
 
 def _order(
@@ -114,7 +98,7 @@ def _order(
 
 @contextmanager
 def _only_one(out: Path) -> Iterator[None]:
-    """Two at once would spoil each other's seconds."""
+    """Refuse a second process in the folder: two would slow each other down."""
     from filelock import FileLock, Timeout
 
     out.mkdir(parents=True, exist_ok=True)

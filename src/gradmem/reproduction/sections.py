@@ -16,6 +16,7 @@ from gradmem.reproduction.text import (
     machine_text,
     measured,
     number_text,
+    paragraphs,
     setting_text,
     settings_text,
     table,
@@ -54,15 +55,12 @@ def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
         "narrower than the one the marks below go by.",
     ]
     for benchmark in shown:
-        names = (f"{PICTURES}/{kind}-{benchmark}.png" for kind in ("bars", "first-task"))
         lines.append(
-            "\n".join(
-                f"![{what} on {title(benchmark)}]({name})"
-                for what, name in zip(("ACC, BWT and FWT", "First task"), names, strict=True)
-            )
+            f"![ACC, BWT and FWT on {title(benchmark)}]({PICTURES}/bars-{benchmark}.png)\n"
+            f"![First task on {title(benchmark)}]({PICTURES}/first-task-{benchmark}.png)"
         )
     lines += [f"{title(benchmark)}: not run." for benchmark in missing]
-    return "\n\n".join(lines)
+    return paragraphs(*lines)
 
 
 def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
@@ -81,14 +79,12 @@ def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Ke
     runs = [kept[c.number.setting] for c in own if c.number.setting in kept]
     machines = dict.fromkeys(machine_text(one.about["machines"][0], one.about) for one in runs)
     where = f" They were made on: {'; '.join(machines)}." if machines else ""
-    return "\n\n".join(
-        [
-            "## Table 1: seconds of a whole run",
-            "Training and all evaluations. Runs made here had the machine to themselves, one after "
-            f"another, with all its cores.{where} The published times are of another machine: "
-            "compare the learners within a column, not the columns.",
-            table(["benchmark", "learner", "mean", "published", "published / mean", "mark"], rows),
-        ]
+    return paragraphs(
+        "## Table 1: seconds of a whole run",
+        "Training and all evaluations. Runs made here had the machine to themselves, one after "
+        f"another, with all its cores.{where} The published times are of another machine: "
+        "compare the learners within a column, not the columns.",
+        table(["benchmark", "learner", "mean", "published", "published / mean", "mark"], rows),
     )
 
 
@@ -98,11 +94,9 @@ def table_2_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
         [title(c.number.setting.learner), f"{_memory(c.number.setting):,}", *_columns(c, notes)]
         for c in own
     ]
-    return "\n\n".join(
-        [
-            "## Table 2: ACC and memory on incremental CIFAR-100",
-            table(["learner", "examples remembered", *COLUMNS], rows),
-        ]
+    return paragraphs(
+        "## Table 2: ACC and memory on incremental CIFAR-100",
+        table(["learner", "examples remembered", *COLUMNS], rows),
     )
 
 
@@ -117,13 +111,11 @@ def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
         ]
         for c in own
     ]
-    return "\n\n".join(
-        [
-            "## Table 3: passes over each task of MNIST rotations",
-            f"The learning rate for shuffled data is not published. Here it is {SHUFFLED_LR}, the "
-            "best of single's grid on held-out shuffled data (three seeds, one epoch).",
-            table(["learner", "epochs", "", *COLUMNS], rows),
-        ]
+    return paragraphs(
+        "## Table 3: passes over each task of MNIST rotations",
+        f"The learning rate for shuffled data is not published. Here it is {SHUFFLED_LR}, the "
+        "best of single's grid on held-out shuffled data (three seeds, one epoch).",
+        table(["learner", "epochs", "", *COLUMNS], rows),
     )
 
 
@@ -148,7 +140,7 @@ def appendix_b_section(
             "Cell by cell:",
             table(["learner", "inside", "of the last row", "mean difference"], rows),
         ]
-    return "\n\n".join(lines)
+    return paragraphs(*lines)
 
 
 def outside_section(outside: Sequence[Comparison]) -> str:
@@ -200,18 +192,16 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
         for found in searches
         if found["machine"]  # if there was a run
     )
-    return "\n\n".join(
-        [
-            "## The search for settings",
-            "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
-            "out of the training sets and then run on the test sets with other seeds; the paper "
-            "chose by the test sets. A setting failed if a run of it did not finish, most often "
-            "because the loss did not stay finite. The column before the last has the runs of the "
-            "tables above, with seeds and a machine of their own."
-            + (" This one is a trial, smaller than the paper's." if trial else ""),
-            table(headings, rows),
-            *made,
-        ]
+    return paragraphs(
+        "## The search for settings",
+        "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
+        "out of the training sets and then run on the test sets with other seeds; the paper "
+        "chose by the test sets. A setting failed if a run of it did not finish, most often "
+        "because the loss did not stay finite. The column before the last has the runs of the "
+        "tables above, with seeds and a machine of their own."
+        + (" This one is a trial, smaller than the paper's." if trial else ""),
+        table(headings, rows),
+        *made,
     )
 
 
@@ -240,7 +230,7 @@ def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
     for (command, machines_used), rows in made.items():
         lines.append(f"`{command}` on {machines_used}:")
         lines.append(table(["setting", "seeds", "ACC", "settings"], rows))
-    return "\n\n".join(lines if made else [*lines, "Nothing yet."])
+    return paragraphs(*lines) if made else paragraphs(*lines, "Nothing yet.")
 
 
 def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:
@@ -258,11 +248,7 @@ def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:
 def _cell_columns(c: Cells) -> list[str]:
     if c.mark:
         return [c.mark, "", ""]
-    return [
-        f"{c.inside} of {c.cells}",
-        f"{c.last_inside} of {c.last}",
-        f"{c.difference:.3f}",
-    ]
+    return [f"{c.inside} of {c.cells}", f"{c.last_inside} of {c.last}", f"{c.difference:.3f}"]
 
 
 def _ratio(c: Comparison) -> str:
