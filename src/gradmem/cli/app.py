@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gradmem.cli import options
 from gradmem.cli.console import say
 from gradmem.cli.listing import benchmarks_command, learners_command
-from gradmem.cli.options import ANY_OPTION, TYPED
 from gradmem.cli.paper import paper_command
 from gradmem.cli.report import report_command
 from gradmem.cli.run import compare_command, run_command
@@ -31,8 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("run", context_settings=ANY_OPTION)(run_command)
-app.command("compare", context_settings=ANY_OPTION)(compare_command)
+app.command("run", context_settings=options.ANY_OPTION)(run_command)
+app.command("compare", context_settings=options.ANY_OPTION)(compare_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("learners")(learners_command)
@@ -50,7 +50,7 @@ def _tell_version(asked: bool) -> None:
 
 
 @app.callback()
-def options(
+def common_options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Say which version this is.", callback=_tell_version),
@@ -98,5 +98,5 @@ def main() -> None:
 
 def _typed(message: str) -> str:
     """The options for the Python names in a message, where the two differ."""
-    named = [f"{name} is {option}" for name, option in TYPED.items() if name in message]
+    named = [f"{name} is {option}" for name, option in options.TYPED.items() if name in message]
     return f" ({', '.join(named)})" if named else ""

@@ -8,15 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    find_benchmark,
-    find_learner,
-    setting_parameters,
-    shown,
-)
+from gradmem.benchmarks import parts
+from gradmem.cli import options
 from gradmem.cli.console import say
-from gradmem.cli.options import TYPED
 from gradmem.learners import LEARNERS
 
 __all__ = ["benchmarks_command", "learners_command"]
@@ -32,10 +26,10 @@ def learners_command(
     gradmem learners gem my_module:MyLearner
     """
     for name in names or LEARNERS:
-        kind = find_learner(name)
-        parameters = setting_parameters(kind)
+        kind = parts.find_learner(name)
+        parameters = parts.setting_parameters(kind)
         defaults = {key: p.default for key, p in parameters.items() if key != "seed"}
-        _tell(shown(name), kind, defaults)
+        _tell(parts.shown(name), kind, defaults)
 
 
 def benchmarks_command(
@@ -44,8 +38,8 @@ def benchmarks_command(
     ] = None,
 ) -> None:
     """List the benchmarks, what each takes, and the learners it has settings for."""
-    for name in names or BENCHMARKS:
-        benchmark = find_benchmark(name)
+    for name in names or parts.BENCHMARKS:
+        benchmark = parts.find_benchmark(name)
         _tell(benchmark.name, benchmark.continuum, benchmark.options)
         for learner, settings in benchmark.settings.items():
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
@@ -56,7 +50,7 @@ def _tell(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
     say(f"{name}  {first}".rstrip())
     texts = [
-        TYPED.get(key, f"--{key.replace('_', '-')}")
+        options.TYPED.get(key, f"--{key.replace('_', '-')}")
         + (" VALUE" if default is inspect.Parameter.empty else f" {default}")
         for key, default in defaults.items()
     ]

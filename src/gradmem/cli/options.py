@@ -12,34 +12,26 @@ from typing import Annotated, Any
 
 import typer
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    benchmark_reference,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-    short_names,
-)
+from gradmem.benchmarks import parts
 from gradmem.learners import LEARNERS
 
 __all__ = [
     "ANY_OPTION",
     "OWN",
     "TYPED",
-    "BenchmarkOption",
-    "DeviceOption",
-    "EveryOption",
-    "LearnerOption",
-    "LearnersOption",
-    "OutOption",
-    "OverwriteOption",
-    "RetryFailedOption",
-    "SeedOption",
-    "SetOption",
-    "ShuffledOption",
-    "TensorBoardOption",
-    "WorkersOption",
+    "Benchmark",
+    "Device",
+    "Every",
+    "Learner",
+    "Learners",
+    "Out",
+    "Overwrite",
+    "RetryFailed",
+    "Seed",
+    "Set",
+    "Shuffled",
+    "TensorBoard",
+    "Workers",
     "absolute",
     "names_in",
     "read_settings",
@@ -73,13 +65,13 @@ def where(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=WHERE)
 
 
-BenchmarkOption = Annotated[str, what(f"{', '.join(BENCHMARKS)}, {OWN}.", "--benchmark")]
-LearnerOption = Annotated[str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner")]
-LearnersOption = Annotated[
+Benchmark = Annotated[str, what(f"{', '.join(parts.BENCHMARKS)}, {OWN}.", "--benchmark")]
+Learner = Annotated[str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner")]
+Learners = Annotated[
     str | None,
     what("Names with commas between them. (default: all that the benchmark has settings for)"),
 ]
-SetOption = Annotated[
+Set = Annotated[
     list[str] | None,
     what(
         "A setting of the learners that have it, or of one: gem.margin=0. For run and compare "
@@ -88,22 +80,22 @@ SetOption = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-SeedOption = Annotated[int, what("Of data, network and learner.")]
-ShuffledOption = Annotated[bool, what("Mix all tasks' examples (iid data).", "--shuffled")]
-EveryOption = Annotated[
+Seed = Annotated[int, what("Of data, network and learner.")]
+Shuffled = Annotated[bool, what("Mix all tasks' examples (iid data).", "--shuffled")]
+Every = Annotated[
     int | None, what("Also evaluate every so many examples, for learning curves. (default: off)")
 ]
-OutOption = Annotated[Path | None, where("Folder for the results.")]
-OverwriteOption = Annotated[
+Out = Annotated[Path | None, where("Folder for the results.")]
+Overwrite = Annotated[
     bool, where("Compute again, also in place of another experiment's result.", "--overwrite")
 ]
-DeviceOption = Annotated[str | None, where("cpu, cuda, cuda:1, …")]
-WorkersOption = Annotated[
+Device = Annotated[str | None, where("cpu, cuda, cuda:1, …")]
+Workers = Annotated[
     int | None,
     where("Processes that run at a time. (default: by the number of cores; on a GPU: 1)"),
 ]
-RetryFailedOption = Annotated[bool, where("Run again what failed.", "--retry-failed")]
-TensorBoardOption = Annotated[
+RetryFailed = Annotated[bool, where("Run again what failed.", "--retry-failed")]
+TensorBoard = Annotated[
     Path | None,
     where('Folder to log to for TensorBoard. (default: off; needs "gradmem\\[tensorboard]")'),
 ]
@@ -166,14 +158,14 @@ def read_settings(
     dict, dict
         Learner → settings; what the benchmark takes.
     """
-    names = short_names(map(learner_reference, learners))
-    kinds = {name: find_learner(text) for text, name in names.items()}
-    takes = find_benchmark(benchmark_reference(benchmark)).options
+    names = parts.short_names(map(parts.learner_reference, learners))
+    kinds = {name: parts.find_learner(text) for text, name in names.items()}
+    takes = parts.find_benchmark(parts.benchmark_reference(benchmark)).options
     settings: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     stream = {}
     for name, value in map(_assignment, [*assigned, *_assignments(others)]):
         one, _, rest = name.rpartition(".")
-        having = [who for who, kind in kinds.items() if name in setting_parameters(kind)]
+        having = [who for who, kind in kinds.items() if name in parts.setting_parameters(kind)]
         if one in kinds:
             settings[one][rest] = value
         elif having:

@@ -9,17 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gradmem.cli import options
 from gradmem.cli.console import say
-from gradmem.cli.options import (
-    DeviceOption,
-    RetryFailedOption,
-    WorkersOption,
-    absolute,
-    names_in,
-    takes_stream,
-    what,
-    where,
-)
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.evaluation.result import check_folder
 from gradmem.reproduction.compare import compare
@@ -49,25 +40,26 @@ PartsArgument = Annotated[
 ]
 BenchmarksOption = Annotated[
     str | None,
-    what(f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)"),
+    options.what(f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)"),
 ]
 LearnersOption = Annotated[
-    str | None, what(f"Of {', '.join(LEARNERS)}, with commas. (default: all)")
+    str | None, options.what(f"Of {', '.join(LEARNERS)}, with commas. (default: all)")
 ]
-SeedsOption = Annotated[int | None, what("Per setting, from 0 on. (default: 5)")]
-GridOption = Annotated[bool, what("Also search the paper's grids.", "--grid")]
-PrecisionOption = Annotated[str | None, what("GEM's gradients on a GPU: tf32 or bf16.")]
-OutOption = Annotated[Path, where("Folder for runs, page and pictures.")]
+SeedsOption = Annotated[int | None, options.what("Per setting, from 0 on. (default: 5)")]
+GridOption = Annotated[bool, options.what("Also search the paper's grids.", "--grid")]
+PrecisionOption = Annotated[str | None, options.what("GEM's gradients on a GPU: tf32 or bf16.")]
+OutOption = Annotated[Path, options.where("Folder for runs, page and pictures.")]
 KeepOption = Annotated[
     Path | None,
-    where("Folder for small results, one file per setting. (default: OUT/kept)", "--keep"),
+    options.where("Folder for small results, one file per setting. (default: OUT/kept)", "--keep"),
 ]
 FromOption = Annotated[
-    Path | None, where("Run nothing: make the page from a folder of kept results.", "--from")
+    Path | None,
+    options.where("Run nothing: make the page from a folder of kept results.", "--from"),
 ]
 
 
-@takes_stream("data", "tasks", "examples")
+@options.takes_stream("data", "tasks", "examples")
 def paper_command(
     stream: dict[str, Any],
     parts: PartsArgument = None,
@@ -79,9 +71,9 @@ def paper_command(
     out: OutOption = Path("paper"),
     kept_in: KeepOption = None,
     source: FromOption = None,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    retry_failed: RetryFailedOption = False,
+    device: options.Device = None,
+    workers: options.Workers = None,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
 
@@ -106,7 +98,7 @@ def paper_command(
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
-    conditions = Conditions(device=device, precision=precision, **absolute(stream))
+    conditions = Conditions(device=device, precision=precision, **options.absolute(stream))
     settings = settings_of(chosen, names, who)
     if not settings:
         of = f" of {', '.join(who)}" if learners else ""
@@ -213,7 +205,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
 
 def _of(what: str, text: str, known: Iterable[str]) -> list[str]:
     """Those that a text names, in the paper's order."""
-    asked = [one_of(what, name, known) for name in names_in(text)]
+    asked = [one_of(what, name, known) for name in options.names_in(text)]
     return [name for name in known if name in asked]
 
 

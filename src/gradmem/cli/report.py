@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gradmem.cli import options
 from gradmem.cli.console import console, say
-from gradmem.cli.options import OutOption
 from gradmem.reports import gather, terminal_table
 
 __all__ = ["report_command", "write_report"]
@@ -17,7 +17,7 @@ __all__ = ["report_command", "write_report"]
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders with runs in or below them.")],
-    out: OutOption = None,
+    out: options.Out = None,
 ) -> None:
     """Make a page, report.html, with a table and pictures, in --out or the first of RUNS."""
     write_report(runs, out or runs[0])

@@ -9,25 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gradmem.benchmarks.parts import benchmark_reference, shown
+from gradmem.benchmarks import parts
+from gradmem.cli import options
 from gradmem.cli.console import console, say
-from gradmem.cli.options import (
-    BenchmarkOption,
-    DeviceOption,
-    EveryOption,
-    LearnerOption,
-    LearnersOption,
-    OutOption,
-    OverwriteOption,
-    SeedOption,
-    SetOption,
-    ShuffledOption,
-    TensorBoardOption,
-    names_in,
-    read_settings,
-    takes_stream,
-    what,
-)
 from gradmem.cli.progress import Display
 from gradmem.cli.report import write_report
 from gradmem.reports import summarize, terminal_table
@@ -41,20 +25,20 @@ from gradmem.validation import positive_int
 __all__ = ["compare_command", "run_command"]
 
 
-@takes_stream()
+@options.takes_stream()
 def run_command(
     ctx: typer.Context,
-    benchmark: BenchmarkOption,
-    learner: LearnerOption,
+    benchmark: options.Benchmark,
+    learner: options.Learner,
     stream: dict[str, Any],
-    assigned: SetOption = None,
-    seed: SeedOption = 0,
-    shuffled: ShuffledOption = False,
-    every: EveryOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    tensorboard: TensorBoardOption = None,
+    assigned: options.Set = None,
+    seed: options.Seed = 0,
+    shuffled: options.Shuffled = False,
+    every: options.Every = None,
+    out: options.Out = None,
+    overwrite: options.Overwrite = False,
+    device: options.Device = None,
+    tensorboard: options.TensorBoard = None,
 ) -> None:
     """Train one learner on one benchmark and write its folder, runs/BENCHMARK/LEARNER-seedN.
 
@@ -62,7 +46,7 @@ def run_command(
 
     gradmem run --benchmark my_module:digits --learner my_module:MyLearner --lr 0.1
     """
-    settings, more = read_settings(benchmark, [learner], assigned or (), ctx.args)
+    settings, more = options.read_settings(benchmark, [learner], assigned or (), ctx.args)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
     folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
@@ -72,21 +56,21 @@ def run_command(
     say(f"Written: {folder / 'result.json'}")
 
 
-@takes_stream()
+@options.takes_stream()
 def compare_command(
     ctx: typer.Context,
-    benchmark: BenchmarkOption,
+    benchmark: options.Benchmark,
     stream: dict[str, Any],
-    learners: LearnersOption = None,
-    assigned: SetOption = None,
-    seeds: Annotated[int, what("How many seeds each, from --seed on.")] = 1,
-    seed: SeedOption = 0,
-    shuffled: ShuffledOption = False,
-    every: EveryOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    tensorboard: TensorBoardOption = None,
+    learners: options.Learners = None,
+    assigned: options.Set = None,
+    seeds: Annotated[int, options.what("How many seeds each, from --seed on.")] = 1,
+    seed: options.Seed = 0,
+    shuffled: options.Shuffled = False,
+    every: options.Every = None,
+    out: options.Out = None,
+    overwrite: options.Overwrite = False,
+    device: options.Device = None,
+    tensorboard: options.TensorBoard = None,
 ) -> None:
     """Run several learners: one page, one table, pictures, in runs/BENCHMARK.
 
@@ -95,9 +79,9 @@ def compare_command(
     Runs that are finished in the folder are not made again.
     """
     numbers = range(seed, seed + positive_int("--seeds", seeds))
-    where = benchmark_reference(benchmark)
-    chosen = default_learners(where) if learners is None else names_in(learners)
-    settings, more = read_settings(benchmark, chosen, assigned or (), ctx.args)
+    where = parts.benchmark_reference(benchmark)
+    chosen = default_learners(where) if learners is None else options.names_in(learners)
+    settings, more = options.read_settings(benchmark, chosen, assigned or (), ctx.args)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     planned = plan_runs(benchmark, chosen, numbers, settings, **common)
     root = out or _default_folder(next(iter(planned.values())))
@@ -140,7 +124,7 @@ def _make(
     with ExitStack() as stack:
         callbacks: list[Any] = [display]
         if tensorboard is not None:
-            log = TensorBoardLog(tensorboard / shown(experiment.benchmark) / folder.name)
+            log = TensorBoardLog(tensorboard / parts.shown(experiment.benchmark) / folder.name)
             callbacks.append(stack.enter_context(log))
         try:
             return run_into(folder, experiment, callbacks, overwrite)
@@ -153,4 +137,4 @@ def _make(
 
 
 def _default_folder(experiment: Experiment) -> Path:
-    return Path("runs", shown(experiment.benchmark))
+    return Path("runs", parts.shown(experiment.benchmark))

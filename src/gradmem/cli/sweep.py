@@ -8,28 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    benchmark_reference,
-    learner_reference,
-    short_names,
-    shown,
-)
+from gradmem.benchmarks import parts
+from gradmem.cli import options
 from gradmem.cli.console import console, say
-from gradmem.cli.options import (
-    OWN,
-    DeviceOption,
-    LearnersOption,
-    OutOption,
-    RetryFailedOption,
-    SetOption,
-    WorkersOption,
-    absolute,
-    names_in,
-    read_settings,
-    takes_stream,
-    what,
-)
 from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.evaluation.result import check_folder
@@ -41,19 +22,21 @@ __all__ = ["sweep_command"]
 
 FolderArgument = Annotated[Path | None, typer.Argument(help="A sweep's folder, to go on with it.")]
 BenchmarksOption = Annotated[
-    str | None, what(f"{', '.join(BENCHMARKS)}, {OWN}; several with commas.")
+    str | None, options.what(f"{', '.join(parts.BENCHMARKS)}, {options.OWN}; several with commas.")
 ]
 GridOption = Annotated[
     str | None,
-    what(
+    options.what(
         'A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of gradmem\'s '
         "the paper's, Appendix A)"
     ),
 ]
-SeedsOption = Annotated[int | None, what("How many to choose with, from 0 on. (default: 3)")]
+SeedsOption = Annotated[
+    int | None, options.what("How many to choose with, from 0 on. (default: 3)")
+]
 SelectOption = Annotated[
     str | None,
-    what(
+    options.what(
         "What settings are chosen on. "
         + "; ".join(f"{name}: {meaning}" for name, meaning in MODES.items())
         + ". (default: validation)"
@@ -61,34 +44,36 @@ SelectOption = Annotated[
 ]
 FinalSeedsOption = Annotated[
     int | None,
-    what(
+    options.what(
         "How many to run the chosen settings with, other ones: from "
         f"{FIRST_FINAL_SEED} on. (default: as --seeds)"
     ),
 ]
 HeldOutOption = Annotated[
-    float | None, what("Part of each training set to choose on. (default: 0.1)")
+    float | None, options.what("Part of each training set to choose on. (default: 0.1)")
 ]
-FirstTasksOption = Annotated[int | None, what("For --select first-tasks: how many. (default: 3)")]
+FirstTasksOption = Annotated[
+    int | None, options.what("For --select first-tasks: how many. (default: 3)")
+]
 
 
-@takes_stream()
+@options.takes_stream()
 def sweep_command(
     stream: dict[str, Any],
     folder: FolderArgument = None,
     benchmark: BenchmarksOption = None,
-    learners: LearnersOption = None,
+    learners: options.Learners = None,
     grid: GridOption = None,
-    assigned: SetOption = None,
+    assigned: options.Set = None,
     seeds: SeedsOption = None,
     select: SelectOption = None,
     final_seeds: FinalSeedsOption = None,
     held_out: HeldOutOption = None,
     first_tasks: FirstTasksOption = None,
-    out: OutOption = None,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    retry_failed: RetryFailedOption = False,
+    out: options.Out = None,
+    device: options.Device = None,
+    workers: options.Workers = None,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Try all settings of a grid, choose the best, and report those on the test sets.
 
@@ -114,10 +99,12 @@ def sweep_command(
             )
         _run(where, None, workers, retry_failed)
         return
-    names = names_in(benchmark)
-    where = where or Path("sweeps", "-".join(shown(benchmark_reference(name)) for name in names))
+    names = options.names_in(benchmark)
+    where = where or Path(
+        "sweeps", "-".join(parts.shown(parts.benchmark_reference(name)) for name in names)
+    )
     if _data_of(where) != common.get("data"):
-        common = absolute(common)
+        common = options.absolute(common)
     known = _read_grid(grid)
     grids = {}
     for name in names:
@@ -189,15 +176,15 @@ def _grid(
 
     A setting that is typed has one value to try.
     """
-    chosen = None if learners is None else names_in(learners)
+    chosen = None if learners is None else options.names_in(learners)
     if known is None:
         found = grid_of(benchmark, chosen)
     else:
         names = known if chosen is None else chosen
         found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
         found = grid_of(benchmark, found)
-    settings, stream = read_settings(benchmark, found, assigned)
-    names_of = short_names(map(learner_reference, found))
+    settings, stream = options.read_settings(benchmark, found, assigned)
+    names_of = parts.short_names(map(parts.learner_reference, found))
     fixed = {
         learner: {name: [value] for name, value in settings[names_of[learner]].items()}
         for learner in found

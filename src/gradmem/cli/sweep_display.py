@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from gradmem.benchmarks.parts import shown
+from gradmem.benchmarks import parts
 from gradmem.cli.console import console, say
 from gradmem.evaluation.result import as_text
 from gradmem.runs.folder import Failure
@@ -97,7 +97,7 @@ def choices_table(best: list[Choice], what: str) -> Table:
 
 def _cells(choice: Choice) -> list[str]:
     settings = " ".join(f"{name}={value}" for name, value in as_text(choice.settings).items())
-    names = [shown(choice.benchmark), shown(choice.learner)]
+    names = [parts.shown(choice.benchmark), parts.shown(choice.learner)]
     return [*names, settings, f"{choice.acc:.3f}", str(choice.seeds)]
 
 

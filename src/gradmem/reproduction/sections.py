@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradmem.published import appendix_b, grids
+from gradmem import published
 from gradmem.reports import Estimate
 from gradmem.reproduction.compare import OUTSIDE, TRIAL, Cells, Comparison
 from gradmem.reproduction.kept import Kept
@@ -26,15 +26,15 @@ from gradmem.reproduction.text import (
 __all__ = [
     "ORDER",
     "PICTURES",
-    "appendix_b_section",
-    "figure_1_section",
+    "appendix_b",
+    "figure_1",
     "matrices",
-    "outside_section",
-    "searches_section",
-    "table_1_section",
-    "table_2_section",
-    "table_3_section",
-    "what_was_run_section",
+    "outside",
+    "searches",
+    "table_1",
+    "table_2",
+    "table_3",
+    "what_was_run",
 ]
 
 #: The folder of the pictures, beside the page.
@@ -45,7 +45,7 @@ ORDER = ("mnist-permutations", "mnist-rotations", "cifar100-incremental")
 COLUMNS = ["mean", "one more run", "published", "mark"]
 
 
-def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
+def figure_1(kept: Mapping[Setting, Kept]) -> str:
     shown = [b for b in ORDER if any(s in kept for s in matrices(b))]
     missing = [b for b in ORDER if b not in shown]
     lines = [
@@ -63,7 +63,7 @@ def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
     return paragraphs(*lines)
 
 
-def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
+def table_1(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
     own = [c for c in comparisons if c.number.part == "table-1"]
     rows = [
         [
@@ -88,7 +88,7 @@ def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Ke
     )
 
 
-def table_2_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
+def table_2(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
     own = [c for c in comparisons if c.number.part == "table-2"]
     rows = [
         [title(c.number.setting.learner), f"{_memory(c.number.setting):,}", *_columns(c, notes)]
@@ -100,7 +100,7 @@ def table_2_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
     )
 
 
-def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
+def table_3(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
     own = [c for c in comparisons if c.number.part == "table-3"]
     rows = [
         [
@@ -119,7 +119,7 @@ def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
     )
 
 
-def appendix_b_section(
+def appendix_b(
     comparisons: Sequence[Comparison], cells: Sequence[Cells], notes: Mapping[Number, int]
 ) -> str:
     own = [c for c in comparisons if c.number.part == "appendix-b"]
@@ -143,11 +143,11 @@ def appendix_b_section(
     return paragraphs(*lines)
 
 
-def outside_section(outside: Sequence[Comparison]) -> str:
-    if not outside:
+def outside(found: Sequence[Comparison]) -> str:
+    if not found:
         return ""
     lines = []
-    for i, c in enumerate(outside):
+    for i, c in enumerate(found):
         assert c.estimate is not None
         spec = _spec(c.number.metric)
         reasons = [*c.why, *(["Perhaps: " + " ".join(c.perhaps)] if c.perhaps else [])]
@@ -161,23 +161,23 @@ def outside_section(outside: Sequence[Comparison]) -> str:
     return "## Outside, and why\n\n" + "\n".join(lines)
 
 
-def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) -> str:
-    if not searches:
+def searches(made: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) -> str:
+    if not made:
         return ""
     rows = []
-    for found in searches:
+    for found in made:
         benchmark = found["benchmark"]
         for choice in found["choices"]:
             learner = choice["learner"]
-            names = grids()[benchmark].get(learner, choice["settings"])
+            names = published.grids()[benchmark].get(learner, choice["settings"])
             best = kept.get(Setting(benchmark, learner))
-            published = best.about["settings"] if best else {}
+            theirs = best.about["settings"] if best else {}
             accs = [run["acc"] for run in choice["test"]]
             rows.append(
                 [
                     title(benchmark),
                     title(learner),
-                    settings_text({n: published[n] for n in names if n in published}) or "–",
+                    settings_text({n: theirs[n] for n in names if n in theirs}) or "–",
                     settings_text({n: choice["settings"][n] for n in names}),
                     _tried(choice),
                     measured(best.row.estimate("acc") if best else None, ".3f"),
@@ -186,10 +186,10 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
             )
     headings = ["benchmark", "learner", "published best", "chosen here", "tried"]
     headings += ["ACC with published", "ACC with chosen"]
-    trial = any(found["trial"] for found in searches)
-    made = dict.fromkeys(
+    trial = any(found["trial"] for found in made)
+    commands = dict.fromkeys(
         f"`{found['command']}` on {machine_text(found['machine'], found)}."
-        for found in searches
+        for found in made
         if found["machine"]  # if there was a run
     )
     return paragraphs(
@@ -201,7 +201,7 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
         "tables above, with seeds and a machine of their own."
         + (" This one is a trial, smaller than the paper's." if trial else ""),
         table(headings, rows),
-        *made,
+        *commands,
     )
 
 
@@ -210,7 +210,7 @@ def _tried(choice: Mapping[str, Any]) -> str:
     return f"{tried}, {failed} failed" if failed else str(tried)
 
 
-def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
+def what_was_run(kept: Mapping[Setting, Kept]) -> str:
     """The settings behind the numbers, by the command and the machine that made them."""
     made: dict[tuple[str, str], list[list[str]]] = {}
     for setting in sorted(kept, key=lambda s: (ORDER.index(s.benchmark), s.slug)):
@@ -269,4 +269,4 @@ def _memory(setting: Setting) -> int:
 
 
 def matrices(benchmark: str) -> list[Setting]:
-    return [Setting(benchmark, learner) for learner in appendix_b()[benchmark]]
+    return [Setting(benchmark, learner) for learner in published.appendix_b()[benchmark]]

@@ -10,16 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    find_benchmark,
-    learner_reference,
-    learners_of,
-    short_names,
-    shown,
-)
 from gradmem.evaluation import Result
 from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
@@ -31,7 +23,7 @@ __all__ = ["compare", "default_learners", "finished_run", "plan_runs", "run_into
 
 def compare(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | None = None,
+    learners: Iterable[str | parts.LearnerKind] | None = None,
     seeds: int | Sequence[int] = 1,
     out: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -92,15 +84,15 @@ def compare(
 
 def plan_runs(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | None,
+    learners: Iterable[str | parts.LearnerKind] | None,
     seeds: Sequence[int],
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     **common: Any,
 ) -> dict[str, Experiment]:
     """The runs of a comparison: the name of each one's folder → the experiment."""
-    where = benchmark_reference(benchmark)
-    who = default_learners(where) if learners is None else map(learner_reference, learners)
-    names = short_names(who)
+    where = parts.benchmark_reference(benchmark)
+    who = default_learners(where) if learners is None else map(parts.learner_reference, learners)
+    names = parts.short_names(who)
     for name in settings or {}:
         one_of("a learner with settings", name, names.values())
     return {
@@ -114,10 +106,12 @@ def plan_runs(
 
 def default_learners(benchmark: str) -> list[str]:
     """Those that a benchmark has settings for: gradmem's, or in the benchmark's own module."""
-    found = list(find_benchmark(benchmark).settings)
+    found = list(parts.find_benchmark(benchmark).settings)
     if not found:
-        raise ValueError(f"{shown(benchmark)} has settings for no learner: say which to compare")
-    return learners_of(benchmark, found)
+        raise ValueError(
+            f"{parts.shown(benchmark)} has settings for no learner: say which to compare"
+        )
+    return parts.learners_of(benchmark, found)
 
 
 def run_into(

@@ -12,17 +12,8 @@ from typing import Any
 
 import torch
 
+from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    code_of,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-    shown,
-)
 from gradmem.evaluation import Result, run
 from gradmem.evaluation.result import as_text
 from gradmem.learners import Learner
@@ -94,7 +85,7 @@ class Experiment:
     def __init__(
         self,
         benchmark: str | Benchmark,
-        learner: str | LearnerKind,
+        learner: str | parts.LearnerKind,
         settings: Mapping[str, Any] | None = None,
         *,
         seed: int = 0,
@@ -106,12 +97,12 @@ class Experiment:
         code: str | None = None,
         **stream: Any,
     ) -> None:
-        where, who = benchmark_reference(benchmark), learner_reference(learner)
-        what, kind = find_benchmark(where), find_learner(who)
+        where, who = parts.benchmark_reference(benchmark), parts.learner_reference(learner)
+        what, kind = parts.find_benchmark(where), parts.find_learner(who)
         vars(self).update(
             benchmark=where,
             learner=who,
-            settings=_settings(what, shown(who), kind, settings or {}),
+            settings=_settings(what, parts.shown(who), kind, settings or {}),
             seed=non_negative_int("seed", seed),
             stream=_stream(what, stream),
             shuffled=shuffled,
@@ -119,7 +110,7 @@ class Experiment:
             device=_usable(device),
             held_out=held_out,
             first_tasks=first_tasks,
-            code=code_of((what, kind)),
+            code=parts.code_of((what, kind)),
         )
         if held_out is not None and positive("held_out", held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {held_out!r}")
@@ -134,7 +125,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """The learner's name for people and files."""
-        return shown(self.learner)
+        return parts.shown(self.learner)
 
     def config(self) -> dict[str, Any]:
         """This experiment as plain data, for `config.json`: what `Experiment` is called with."""
@@ -160,7 +151,7 @@ class Experiment:
 
         Another process finds these settings in the benchmark, and need not compute the key.
         """
-        own = find_benchmark(self.benchmark).settings.get(self.name, {})
+        own = parts.find_benchmark(self.benchmark).settings.get(self.name, {})
         asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
         return _unpickled, (self.config() | {"settings": asked}, vars(self).get("key"))
 
@@ -175,19 +166,19 @@ class Experiment:
         >>> Experiment("mnist-rotations", "single", {"lr": 0.01}, data="sample").key
         'mnist-rotations-single-lr0.01-seed0-...'
         """
-        data = _fingerprint(find_benchmark(self.benchmark), self.stream.get("data"))
+        data = _fingerprint(parts.find_benchmark(self.benchmark), self.stream.get("data"))
         config = _whole_as_int(as_text(self.config() | {"data": data, "gradmem": __version__}))
         text = json.dumps(config, sort_keys=True)
-        parts = [shown(self.benchmark), self.name]
-        parts += [f"{name}{value}" for name, value in config["settings"].items()]
-        parts += [f"{name}{config[name]}" for name in ("held_out", "first_tasks") if name in config]
-        readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*parts, f"seed{self.seed}"]))
+        words = [parts.shown(self.benchmark), self.name]
+        words += [f"{name}{value}" for name, value in config["settings"].items()]
+        words += [f"{name}{config[name]}" for name in ("held_out", "first_tasks") if name in config]
+        readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*words, f"seed{self.seed}"]))
         return f"{readable[:150]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def continuum(self) -> Continuum:
         """The continuum on this experiment's device; cached for the next experiment with it."""
         return _continuum(
-            find_benchmark(self.benchmark),
+            parts.find_benchmark(self.benchmark),
             self.seed,
             tuple(self.stream.items()),
             self.first_tasks,
@@ -198,11 +189,11 @@ class Experiment:
 
     def new_learner(self) -> Learner:
         """A new, untrained learner; network and learner are made with the seed."""
-        benchmark, kind = find_benchmark(self.benchmark), find_learner(self.learner)
+        benchmark, kind = parts.find_benchmark(self.benchmark), parts.find_learner(self.learner)
         n_tasks = self.stream.get("n_tasks") or len(self.continuum().tests)
         about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
         network = benchmark.new_network(self.seed, **about).to(self.device)
-        seed = {"seed": self.seed} if "seed" in setting_parameters(kind) else {}
+        seed = {"seed": self.seed} if "seed" in parts.setting_parameters(kind) else {}
         return kind(network, **self.settings, **seed)
 
     def run(
@@ -218,7 +209,7 @@ class Experiment:
         """
         learner = self.new_learner() if learner is None else learner
         continuum = self.continuum() if continuum is None else continuum
-        score = find_benchmark(self.benchmark).score
+        score = parts.find_benchmark(self.benchmark).score
         result = run(learner, continuum, self.every, score=score, callbacks=callbacks)
         result.config = self.config()
         return result
@@ -281,10 +272,10 @@ _continuum = lru_cache(maxsize=1)(_new_continuum)
 
 
 def _settings(
-    benchmark: Benchmark, learner: str, kind: LearnerKind, asked: Mapping[str, Any]
+    benchmark: Benchmark, learner: str, kind: parts.LearnerKind, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The benchmark's settings for a learner, with those asked for."""
-    accepted = setting_parameters(kind)
+    accepted = parts.setting_parameters(kind)
     allowed = [name for name in accepted if name != "seed"]
     settings = {**benchmark.settings.get(learner, {}), **asked}
     for name, value in settings.items():

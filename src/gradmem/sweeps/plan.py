@@ -7,13 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from gradmem.benchmarks.parts import (
-    benchmark_reference,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-)
+from gradmem.benchmarks import parts
 from gradmem.evaluation.result import as_text
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
@@ -94,7 +88,7 @@ class Sweep:
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
-        options = [name for text in self.grids for name in find_benchmark(text).options]
+        options = [name for text in self.grids for name in parts.find_benchmark(text).options]
         for name in self.common:
             one_of("a field in common", name, dict.fromkeys([*options, *_COMMON]))
 
@@ -204,13 +198,14 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
         raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
     plain: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for what, learners in grids.items():
-        benchmark = benchmark_reference(what)
+        benchmark = parts.benchmark_reference(what)
         if not isinstance(learners, Mapping) or not learners:
             raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
         plain[benchmark] = {}
         for who, grid in learners.items():
-            learner = learner_reference(who)
-            allowed = [name for name in setting_parameters(find_learner(learner)) if name != "seed"]
+            learner = parts.learner_reference(who)
+            accepted = parts.setting_parameters(parts.find_learner(learner))
+            allowed = [name for name in accepted if name != "seed"]
             if not isinstance(grid, Mapping):
                 raise ValueError(f"the grid of {learner} must be setting → values, got {grid!r}")
             for name, values in grid.items():

@@ -10,16 +10,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    can_be_imported,
-    find_benchmark,
-    learner_reference,
-    learners_of,
-    shown,
-)
 from gradmem.evaluation.machine import cores
 from gradmem.evaluation.result import as_text
 from gradmem.runs.compare import seed_numbers
@@ -80,7 +72,7 @@ class Finished:
 
 def sweep(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+    learners: Iterable[str | parts.LearnerKind] | Mapping[Any, Grid] | None = None,
     seeds: int | Sequence[int] = 3,
     *,
     out: str | os.PathLike[str],
@@ -133,7 +125,7 @@ def sweep(
     if isinstance(final_seeds, int):
         final_seeds = final_numbers(select, positive_int("final_seeds", final_seeds))
     plan = Sweep(
-        {benchmark_reference(benchmark): grid_of(benchmark, learners)},
+        {parts.benchmark_reference(benchmark): grid_of(benchmark, learners)},
         seeds=tuple(seed_numbers(seeds)),
         select=select,
         final_seeds=tuple(final_seeds or ()),
@@ -146,17 +138,19 @@ def sweep(
 
 def grid_of(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+    learners: Iterable[str | parts.LearnerKind] | Mapping[Any, Grid] | None = None,
 ) -> dict[str, Grid]:
     """Learner → setting → values: as given, or the benchmark's own for these learners."""
     if isinstance(learners, Mapping):
-        return {learner_reference(learner): grid for learner, grid in learners.items()}
-    where = benchmark_reference(benchmark)
-    known = find_benchmark(where).grid
+        return {parts.learner_reference(learner): grid for learner, grid in learners.items()}
+    where = parts.benchmark_reference(benchmark)
+    known = parts.find_benchmark(where).grid
     if not known:
-        raise ValueError(f"{shown(where)} has no grid: give learner → setting → values")
-    names = learners_of(where, known) if learners is None else map(learner_reference, learners)
-    return {name: known[one_of("a learner in the grid", shown(name), known)] for name in names}
+        raise ValueError(f"{parts.shown(where)} has no grid: give learner → setting → values")
+    if learners is None:
+        learners = parts.learners_of(where, known)
+    names = {text: parts.shown(text) for text in map(parts.learner_reference, learners)}
+    return {text: known[one_of("a learner in the grid", n, known)] for text, n in names.items()}
 
 
 def workers_for(plan: Sweep, workers: int | None = None) -> Executor:
@@ -167,7 +161,7 @@ def workers_for(plan: Sweep, workers: int | None = None) -> Executor:
     if workers is None:
         workers = 1 if plan.device.startswith("cuda") else cores()
     names = [name for benchmark, grids in plan.grids.items() for name in (benchmark, *grids)]
-    here = [shown(name) for name in names if not can_be_imported(name)]
+    here = [parts.shown(name) for name in names if not parts.can_be_imported(name)]
     if here and workers > 1:
         warnings.warn(
             f"{', '.join(here)} cannot be imported by other processes, so all runs are made in "
