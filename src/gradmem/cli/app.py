@@ -91,12 +91,9 @@ def main() -> None:
     except (ValueError, TypeError, DataError, FloatingPointError, OSError) as error:
         if _debug:
             raise
-        message = Text.assemble(("error: ", "red"), str(error), _typed(str(error)))
+        # Options with another name than in Python: the message has the Python name.
+        typed = [f"{name} is {o}" for name, o in options.OPTION_NAMES.items() if name in str(error)]
+        more = f" ({', '.join(typed)})" if typed else ""
+        message = Text.assemble(("error: ", "red"), str(error), more)
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
-
-
-def _typed(message: str) -> str:
-    """The options for the Python names in a message, where the two differ."""
-    named = [f"{name} is {option}" for name, option in options.TYPED.items() if name in message]
-    return f" ({', '.join(named)})" if named else ""

@@ -50,7 +50,7 @@ def _tell(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
     say(f"{name}  {first}".rstrip())
     texts = [
-        options.TYPED.get(key, f"--{key.replace('_', '-')}")
+        options.OPTION_NAMES.get(key, f"--{key.replace('_', '-')}")
         + (" VALUE" if default is inspect.Parameter.empty else f" {default}")
         for key, default in defaults.items()
     ]

@@ -17,8 +17,8 @@ from gradmem.learners import LEARNERS
 
 __all__ = [
     "ANY_OPTION",
+    "OPTION_NAMES",
     "OWN",
-    "TYPED",
     "Benchmark",
     "Device",
     "Every",
@@ -49,7 +49,7 @@ WHERE = "Where it is run"
 ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 #: Options with another name than in Python.
-TYPED = {"n_tasks": "--tasks", "examples_per_task": "--examples"}
+OPTION_NAMES = {"n_tasks": "--tasks", "examples_per_task": "--examples"}
 
 #: How a part of your own is named, for help.
 OWN = "or your own: module:name"

@@ -25,7 +25,7 @@ def report_command(
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
     """Write what a report consists of, and show its table."""
-    report = gather(folders, _left_out)
+    report = gather(folders, lambda what, why: say(f"Left out: {what} ({why})"))
     written = report.write(out)
     console.print(terminal_table(report.rows))
     if failed := report.failed:
@@ -34,7 +34,3 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     say("Written:")
     for path in written:
         say(f"  {path}")
-
-
-def _left_out(what: Path | str, why: str) -> None:
-    say(f"Left out: {what} ({why})")

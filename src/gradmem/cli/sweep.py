@@ -103,7 +103,8 @@ def sweep_command(
     where = where or Path(
         "sweeps", "-".join(parts.shown(parts.benchmark_reference(name)) for name in names)
     )
-    if _data_of(where) != common.get("data"):
+    store = Store(where)
+    if not store.exists() or store.sweep().common.get("data") != common.get("data"):
         common = options.absolute(common)
     known = _read_grid(grid)
     grids = {}
@@ -205,9 +206,3 @@ def _read_grid(file: str | None) -> dict[str, Any] | None:
     if not isinstance(known, dict):
         raise ValueError(f'{file} must hold {{"learner": {{"setting": [values]}}}}')
     return known
-
-
-def _data_of(folder: Path) -> str | None:
-    """The data of the sweep in a folder, if there is one."""
-    store = Store(folder)
-    return store.sweep().common.get("data") if store.exists() else None

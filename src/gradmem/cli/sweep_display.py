@@ -19,7 +19,7 @@ from gradmem.sweeps import Choice, Event
 __all__ = ["SweepDisplay", "choices_table"]
 
 #: Seconds between lines where there is no terminal.
-PAUSE = 10.0
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class SweepDisplay:
@@ -70,7 +70,7 @@ class SweepDisplay:
         if isinstance(event.outcome, Failure) and event.experiment is not None:
             say(f"  {event.experiment.key} failed: {event.outcome.error}")
         now, at_an_end = time.monotonic(), event.experiment is None or event.done == event.total
-        if not at_an_end and now - self._last < PAUSE:
+        if not at_an_end and now - self._last < SECONDS_BETWEEN_LINES:
             return
         self._last = now
         left = _left(event.seconds_left)

@@ -74,6 +74,8 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
     `CURVE_NUMBERS` are thinned out; a curve that is just the rows of R is left out, since the page
     can make it.
     """
+    from scipy.special import stdtrit
+
     runs = [run for row in rows for run in row.runs]
     columns = sum(run.R.shape[1] for run in runs)
     points = min(CURVE_POINTS, max(2, CURVE_NUMBERS // columns))
@@ -87,7 +89,8 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
     look = styles(row.learner for row in rows)
     return {
         "published": PUBLISHED,
-        "t": _quantiles(max(len(row.runs) for row in rows)),
+        # Student's t at 97.5% for 1, 2, … degrees of freedom: browsers have none.
+        "t": [float(stdtrit(n, 0.975)) for n in range(1, max(len(row.runs) for row in rows))],
         "learners": {name: asdict(style) for name, style in look.items()},
         "variants": [asdict(variant) for variant in VARIANTS],
         "lines": [line.name for line in lines],
@@ -163,13 +166,6 @@ def _short(values: Any, score: str) -> Any:
     if score == ACCURACY:
         return np.rint(np.array(values) / UNIT).astype(int).tolist()
     return np.vectorize(lambda value: float(f"{value:.{DIGITS}g}"))(values).tolist()
-
-
-def _quantiles(most: int) -> list[float]:
-    """Student's t at 97.5% for 1, 2, … degrees of freedom: browsers have none."""
-    from scipy.special import stdtrit
-
-    return [float(stdtrit(n, 0.975)) for n in range(1, most)]
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -26,7 +26,7 @@ METRICS = ("acc", "bwt", "fwt")
 FORMATS = ("png", "pdf")
 
 #: A published curve, under the measured one of its colour.
-THIN: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 1.1, "alpha": 0.8, "zorder": 1}
+DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 1.1, "alpha": 0.8, "zorder": 1}
 
 #: Published values among the bars.
 DIAMONDS: dict[str, Any] = {
@@ -111,9 +111,9 @@ def draw_first_task(
     known = [(row, values) for row in rows if (values := published_first_task(row))]
     for row, values in known:
         x = np.linspace(0, row.first_task[0][-1], len(values))
-        axes.plot(x, values, color=look[row.learner].colour, **THIN)
+        axes.plot(x, values, color=look[row.learner].colour, **DOTTED)
     if known:
-        axes.plot([], [], color="black", label=PUBLISHED, **THIN)
+        axes.plot([], [], color="black", label=PUBLISHED, **DOTTED)
     axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned", wrap=True)
     axes.set_xlabel("examples observed")
     axes.set_ylabel(f"{_short(rows[0].runs[0].measure, 40)} on the first task")

@@ -14,10 +14,10 @@ __all__ = ["PUBLISHED", "published", "published_first_task"]
 PUBLISHED = "published (one run)"
 
 #: What a config calls data that are not the paper's.
-NOT_THE_PAPERS = ("sample", "other")
+OTHER_DATA = ("sample", "other")
 
 #: Settings that decide how a learner computes, not what it learns.
-HOW = ("gradients", "precision", "graphs")
+COMPUTATION = ("gradients", "precision", "graphs")
 
 
 def published(row: Row) -> dict[str, float] | None:
@@ -52,11 +52,11 @@ def _is_the_papers(row: Row) -> bool:
     sizes = ("examples_per_task", "batch_size", "epochs")
     return (
         "data" in config
-        and config["data"] not in NOT_THE_PAPERS
+        and config["data"] not in OTHER_DATA
         and row.runs[0].R.shape == (paper["n_tasks"],) * 2
         and config.get("order") is None
         and not config.get("shuffled")
         and all(config.get(name) in (paper[name], None) for name in sizes)
-        and {name: v for name, v in chosen.items() if name not in HOW}
+        and {name: v for name, v in chosen.items() if name not in COMPUTATION}
         == paper["learners"][row.learner]
     )

@@ -19,7 +19,7 @@ COLUMNS = ("acc", "bwt", "fwt", "seconds")
 DROPPED = ("fwt", "seconds", "bwt")
 
 #: A word of a name that is longer may be broken.
-WORD = 30
+LONGEST_WORD = 30
 
 
 def terminal_table(rows: Sequence[Row]) -> RenderableType:
@@ -54,9 +54,11 @@ class _Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self._columns(options.max_width)
         left = [_heading(column) for column in COLUMNS if column not in columns]
+        benchmarks = "; ".join(dict.fromkeys(row.benchmark for row in self.rows))
+        seeds = seeds_text(self.rows)
         captions = [_caption(self.rows), f"No room for {', '.join(left)}" if left else ""]
         table = Table(
-            title=escape(_title(self.rows)),
+            title=escape(f"{benchmarks}: {seeds} ± 95% interval" if seeds else benchmarks),
             title_justify="left",
             caption=escape("\n".join(filter(None, captions))) or None,
             caption_justify="left",
@@ -76,7 +78,7 @@ class _Fitted:
 
     def _columns(self, width: int) -> list[str]:
         """The columns that leave room for the longest word of a name."""
-        word = min(WORD, max(len(word) for name in self.names for word in name.split()))
+        word = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         columns = list(COLUMNS)
         for dropped in DROPPED:
             # Each column has a border and two spaces, and there is one border more.
@@ -85,12 +87,6 @@ class _Fitted:
                 break
             columns.remove(dropped)
         return columns
-
-
-def _title(rows: Sequence[Row]) -> str:
-    names = "; ".join(dict.fromkeys(row.benchmark for row in rows))
-    seeds = seeds_text(rows)
-    return names if seeds is None else f"{names}: {seeds} ± 95% interval"
 
 
 def _caption(rows: Sequence[Row]) -> str:

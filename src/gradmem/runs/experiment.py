@@ -22,13 +22,13 @@ from gradmem.trees import leaves
 from gradmem.validation import non_negative_int, positive, positive_int
 from gradmem.version import __version__
 
-__all__ = ["Experiment", "keep_continuums", "settings_text"]
+__all__ = ["Experiment", "keep_continuums", "settings_key"]
 
-#: What most benchmarks take, in the order in which `config.json` has it.
-USUAL = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
+#: What most benchmarks take, in the order of `config.json`.
+COMMON_OPTIONS = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
 
-#: Those of them that are numbers of something.
-SIZES = ("n_tasks", "examples_per_task", "batch_size", "epochs")
+#: Those that must be positive whole numbers.
+POSITIVE_OPTIONS = ("n_tasks", "examples_per_task", "batch_size", "epochs")
 
 
 @dataclass(frozen=True, init=False)
@@ -232,7 +232,7 @@ def keep_continuums(n: int) -> None:
         _continuum = lru_cache(maxsize=n)(_new_continuum)
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
+def settings_key(settings: Mapping[str, Any]) -> str:
     """Settings as one text, the same for the same settings."""
     return json.dumps(_whole_as_int(as_text(dict(settings))), sort_keys=True)
 
@@ -297,9 +297,9 @@ def _stream(benchmark: Benchmark, asked: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: value for name, value in asked.items() if value is not None}
     benchmark.check(asked)
     options = benchmark.options
-    usual = {name: options[name] for name in USUAL if name in options}
+    usual = {name: options[name] for name in COMMON_OPTIONS if name in options}
     stream = {k: tuple(v) if isinstance(v, list) else v for k, v in {**usual, **asked}.items()}
-    for name in SIZES:
+    for name in POSITIVE_OPTIONS:
         if stream.get(name) is not None:
             positive_int(name, stream[name])
     return stream

@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 #: What is read of every run.
-IN_RESULT = ("R", "acc", "bwt", "fwt", "seconds", "curves")
+REQUIRED = ("R", "acc", "bwt", "fwt", "seconds", "curves")
 
 #: How deeply lists and dictionaries may be nested in a file.
-DEEPEST = 20
+MAX_DEPTH = 20
 
 #: Larger numbers are refused, since their squares would overflow.
-LARGEST = 1e100
+MAX_NUMBER = 1e100
 
 #: Unicode's categories of control characters, invisible marks, surrogates and line separators.
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -161,7 +161,7 @@ def find_runs(
 def read_run(folder: Path) -> Run:
     """The finished run in a folder; ValueError says what is wrong with its files."""
     config = _read(folder / "config.json")
-    result = _read(folder / "result.json", IN_RESULT)
+    result = _read(folder / "result.json", REQUIRED)
     if not isinstance(config.get("settings", {}), dict):
         raise ValueError("config.json has settings that are no dictionary")
     _check_result(result)
@@ -230,7 +230,7 @@ def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     else:
         if not isinstance(value, dict):
             raise ValueError(f"{path.name} has no dictionary")
-    if value is None or _is_deeper(value, DEEPEST):
+    if value is None or _is_deeper(value, MAX_DEPTH):
         raise ValueError(f"{path.name} has lists nested too deeply")
     missing = [name for name in names if name not in value]
     if missing:
@@ -294,7 +294,7 @@ def _numbers(values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]] | 
     except (ValueError, TypeError, OverflowError):
         return None
     fits = array.ndim == ndim and array.size > 0 and kept.dtype.kind in "iuf"
-    return array if fits and (np.abs(array) < LARGEST).all() else None
+    return array if fits and (np.abs(array) < MAX_NUMBER).all() else None
 
 
 def _identity(run: Run) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gradmem.learners import LEARNERS, Learner
-from gradmem.runs.experiment import Experiment, keep_continuums, settings_text
+from gradmem.runs.experiment import Experiment, keep_continuums, settings_key
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.store import Store
 
@@ -56,7 +56,7 @@ class Perform:
 
         Learners that are not gradmem's are made anew, since their state may not be complete.
         """
-        group = settings_text(experiment.config() | {"seed": None})
+        group = settings_key(experiment.config() | {"seed": None})
         known = experiment.learner in LEARNERS
         if self._learner is None or group != self._group or not known:
             self._learner = None  # frees its memory

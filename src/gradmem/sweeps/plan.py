@@ -101,18 +101,17 @@ class Sweep:
         grid = self.grids[benchmark][learner]
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
-    def experiments(self, mode: str | None = None) -> list[Experiment]:
+    def experiments(self) -> list[Experiment]:
         """The runs to choose from, in the order in which they are made fastest.
 
         Learners alternate, so that the time left can soon be estimated. On a GPU a setting's seeds
         follow each other and share recorded CUDA graphs; on a CPU all runs of a seed follow each
         other and share its data.
         """
-        mode = one_of("select", self.select if mode is None else mode, MODES)
         changes: dict[str, Any] = {}
-        if mode != "test-as-published":
+        if self.select != "test-as-published":
             changes["held_out"] = self.held_out
-        if mode == "first-tasks":
+        if self.select == "first-tasks":
             changes["first_tasks"] = self.first_tasks
         made = []
         for benchmark, learners in self.grids.items():

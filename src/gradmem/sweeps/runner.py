@@ -15,7 +15,7 @@ from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.evaluation.machine import cores
 from gradmem.evaluation.result import as_text
 from gradmem.runs.compare import seed_numbers
-from gradmem.runs.experiment import Experiment, settings_text
+from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
 from gradmem.sweeps.perform import Perform
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 #: Seconds between looks at the runs of other processes.
-PATIENCE = 0.5
+POLL_SECONDS = 0.5
 
 
 class LostWorkerError(RuntimeError):
@@ -202,7 +202,8 @@ def run_sweep(
         planned = _plan(sweep)
         check_settings(planned)
         if not store.exists():
-            _try_data(planned)
+            for experiment in {one.benchmark: one for one in planned}.values():
+                experiment.changed(device="cpu").continuum()  # raises if the data are wrong
     whole = store.sweep() if sweep is None else store.open(sweep)
     if planned is None or whole != sweep:
         planned = _plan(whole)
@@ -214,7 +215,7 @@ def run_sweep(
     final = whole.final((choice.benchmark, choice.learner, choice.settings) for choice in choices)
     failed |= phase.make("final", final)
     made = [experiment for experiment in final if store.is_finished(experiment.key)]
-    store.choose(
+    store.write_chosen(
         {
             "select": whole.select,
             "chosen_on": MODES[whole.select],
@@ -228,7 +229,7 @@ def run_sweep(
 def check_settings(planned: Sequence[Experiment]) -> None:
     """Make a learner with each setting once, so that its constructor can refuse the setting."""
     first = {
-        (one.benchmark, one.learner, settings_text(one.settings)): one for one in reversed(planned)
+        (one.benchmark, one.learner, settings_key(one.settings)): one for one in reversed(planned)
     }
     for experiment in first.values():
         experiment.new_learner()
@@ -236,12 +237,6 @@ def check_settings(planned: Sequence[Experiment]) -> None:
 
 def _plan(sweep: Sweep) -> list[Experiment]:
     return list({experiment.key: experiment for experiment in sweep.experiments()}.values())
-
-
-def _try_data(planned: Sequence[Experiment]) -> None:
-    """Make each benchmark's continuum once, so that wrong data are an error before any run."""
-    for experiment in {one.benchmark: one for one in reversed(planned)}.values():
-        experiment.changed(device="cpu").continuum()
 
 
 def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
@@ -296,7 +291,7 @@ class Phase:
         """Wait for runs that other processes are making; those that no process makes any more."""
         unclaimed: list[Experiment] = []
         while self.left and not unclaimed:
-            time.sleep(PATIENCE)
+            time.sleep(POLL_SECONDS)
             for experiment in list(self.left.values()):
                 if self.store.is_done(experiment.key):
                     outcome = self.store.outcome(experiment)

@@ -27,7 +27,7 @@ from gradmem.sweeps.plan import Sweep
 __all__ = ["Store"]
 
 #: Lines of a traceback that are kept.
-TAIL = 20
+TRACEBACK_LINES = 20
 
 
 class Store:
@@ -150,7 +150,7 @@ class Store:
         failure = {
             "type": type(error).__name__,
             "message": str(error),
-            "traceback": trace[-TAIL:],
+            "traceback": trace[-TRACEBACK_LINES:],
             "time": time.time(),
         }
         write_json(folder / "failure.json", failure)
@@ -164,7 +164,7 @@ class Store:
                 if mine:
                     (self.folder(key) / "failure.json").unlink(missing_ok=True)
 
-    def choose(self, chosen: dict[str, Any]) -> None:
+    def write_chosen(self, chosen: dict[str, Any]) -> None:
         """Write chosen.json."""
         with self._lock("sweep"):
             _remove_strays(self.path)
