@@ -419,6 +419,8 @@ class Continuum:
         return other
 
     def _part(self, places: Sequence[int]) -> Continuum:
+        if not places:
+            raise ValueError("a continuum needs at least one task, got none")
         tasks = [self.tasks[i] for i in places]
         # A shuffled continuum keeps the tests of what it mixed.
         tests = {task.t: self.tests[task.t] for task in tasks if task.t in self.tests} or self.tests
