@@ -1,4 +1,4 @@
-"""Incremental CIFAR-100: each task brings new classes, and its outputs are its own."""
+"""Incremental CIFAR-100: each task brings new classes, which are its outputs."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def shown(text: str) -> str:
 
 
 def learners_of(benchmark: str, names: Iterable[str]) -> list[str]:
-    """The learners that a benchmark names: gradmem's, or those in the benchmark's own module."""
+    """References of the learners that a benchmark names: gradmem's, or of its own module."""
     module = benchmark.rpartition(":")[0]
     return [name if name in LEARNERS else f"{module}:{name}" for name in names]
 
@@ -281,7 +281,7 @@ def _benchmark_in(module: ModuleType, name: str) -> Any:
 
 
 def _importable_name(module: str) -> str:
-    """The name under which other processes import what runs as a script here."""
+    """The module's name for other processes, also if it runs as a script here."""
     if module != "__main__":
         return module
     main = sys.modules["__main__"]
@@ -292,7 +292,7 @@ def _importable_name(module: str) -> str:
 
 
 def _modules(part: Benchmark | LearnerKind) -> set[str]:
-    """The names of the modules that say what a part does."""
+    """The names of the modules in which a part is defined."""
     if isinstance(part, Benchmark):
         makers = (part.continuum, part.network, part.score)
         return {part.module} | {getattr(maker, "__module__", "") for maker in makers if maker}

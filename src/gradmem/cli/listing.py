@@ -29,7 +29,7 @@ def learners_command(
         kind = parts.find_learner(name)
         parameters = parts.setting_parameters(kind)
         defaults = {key: p.default for key, p in parameters.items() if key != "seed"}
-        _tell(parts.shown(name), kind, defaults)
+        _show(parts.shown(name), kind, defaults)
 
 
 def benchmarks_command(
@@ -40,13 +40,13 @@ def benchmarks_command(
     """List the benchmarks, what each takes, and the learners it has settings for."""
     for name in names or parts.BENCHMARKS:
         benchmark = parts.find_benchmark(name)
-        _tell(benchmark.name, benchmark.continuum, benchmark.options)
+        _show(benchmark.name, benchmark.continuum, benchmark.options)
         for learner, settings in benchmark.settings.items():
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
             say(f"  {learner}: {text}")
 
 
-def _tell(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
+def _show(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
     say(f"{name}  {first}".rstrip())
     texts = [

@@ -140,8 +140,8 @@ class MemoryLine:
 def summarize(runs: Sequence[Run]) -> list[Row]:
     """One row per experiment, benchmarks by name, learners in the paper's order.
 
-    Rows whose names would be the same are told apart by the settings in which they differ. All rows
-    of a benchmark say in which `conditions` they differ.
+    A row's name has the settings in which it differs from other rows of its learner, and the
+    `conditions` in which it differs from other rows of its benchmark.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -182,7 +182,7 @@ def bounds(rows: Sequence[Row]) -> tuple[float, float] | None:
 
 
 def conditions(run: Run) -> dict[str, Any]:
-    """What a run was made with but for its learner, the learner's settings and the seed."""
+    """A run's config without its benchmark, its learner, the learner's settings and the seed."""
     # Whether the data were shuffled is in every run's name.
     others = ("benchmark", "learner", "settings", *SEEDS, "shuffled", "code")
     return {name: value for name, value in run.config.items() if name not in others}
@@ -248,21 +248,18 @@ def _place(run: Run) -> tuple[Any, ...]:
 
 
 def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
-    """A name for each run, with the conditions and settings in which it differs from others.
-
-    Conditions are those of all runs on its benchmark, settings those of its namesakes.
-    """
-    neighbours: dict[str, list[dict[str, Any]]] = {}
-    namesakes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A name for each run, with its settings; see `summarize` for those that are in the name."""
+    same_benchmark: dict[str, list[dict[str, Any]]] = {}
+    same_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run, settings in members:
-        neighbours.setdefault(run.benchmark, []).append(conditions(run))
-        namesakes.setdefault((run.benchmark, run.name), []).append(settings)
-    across = {key: _differing(alike) for key, alike in neighbours.items()}
-    within = {key: _differing(alike) for key, alike in namesakes.items()}
+        same_benchmark.setdefault(run.benchmark, []).append(conditions(run))
+        same_name.setdefault((run.benchmark, run.name), []).append(settings)
+    in_benchmark = {key: _differing(alike) for key, alike in same_benchmark.items()}
+    in_name = {key: _differing(alike) for key, alike in same_name.items()}
     names = []
     for run, settings in members:
-        telling = across[run.benchmark] | within[run.benchmark, run.name]
-        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
+        shown = in_benchmark[run.benchmark] | in_name[run.benchmark, run.name]
+        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in shown)
         names.append(f"{run.name} ({printable(details)})" if details else run.name)
     return names
 

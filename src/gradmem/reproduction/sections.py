@@ -89,10 +89,10 @@ def table_1(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> 
 
 
 def table_2(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
-    own = [c for c in comparisons if c.number.part == "table-2"]
     rows = [
         [title(c.number.setting.learner), f"{_memory(c.number.setting):,}", *_columns(c, notes)]
-        for c in own
+        for c in comparisons
+        if c.number.part == "table-2"
     ]
     return paragraphs(
         "## Table 2: ACC and memory on incremental CIFAR-100",
@@ -101,7 +101,6 @@ def table_2(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> s
 
 
 def table_3(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
-    own = [c for c in comparisons if c.number.part == "table-3"]
     rows = [
         [
             title(SHUFFLED if c.number.setting.shuffled else c.number.setting.learner),
@@ -109,7 +108,8 @@ def table_3(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> s
             c.number.metric.upper(),
             *_columns(c, notes),
         ]
-        for c in own
+        for c in comparisons
+        if c.number.part == "table-3"
     ]
     return paragraphs(
         "## Table 3: passes over each task of MNIST rotations",

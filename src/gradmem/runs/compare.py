@@ -105,12 +105,11 @@ def plan_runs(
 
 
 def default_learners(benchmark: str) -> list[str]:
-    """Those that a benchmark has settings for: gradmem's, or in the benchmark's own module."""
+    """References of the learners that a benchmark has settings for."""
     found = list(parts.find_benchmark(benchmark).settings)
     if not found:
-        raise ValueError(
-            f"{parts.shown(benchmark)} has settings for no learner: say which to compare"
-        )
+        name = parts.shown(benchmark)
+        raise ValueError(f"{name} has settings for no learner: say which to compare")
     return parts.learners_of(benchmark, found)
 
 
@@ -125,7 +124,7 @@ def run_into(
     target.check(overwrite)
     if not overwrite and (known := finished_run(folder, experiment)):
         return known
-    # What is wrong with settings or data is found before a folder is made.
+    # Wrong settings or data raise an error here, before a folder is made.
     learner, continuum = experiment.new_learner(), experiment.continuum()
     target.open(overwrite)
     return target.save(experiment.run([*callbacks, target], learner, continuum))
@@ -141,7 +140,7 @@ def finished_run(folder: Path, experiment: Experiment) -> Run | None:
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
-    """So many from 0 on, or those given."""
+    """The seeds 0, 1, … for a number of seeds, else those given."""
     return list(range(positive_int("seeds", seeds)) if isinstance(seeds, int) else seeds)
 
 

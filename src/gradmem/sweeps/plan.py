@@ -169,7 +169,7 @@ class Sweep:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sweep:
-        """The sweep that `to_json` wrote down."""
+        """The sweep of which `to_json` made `value`."""
         known = [f.name for f in fields(cls)]
         for name in value:
             one_of("a field of a sweep", name, known)

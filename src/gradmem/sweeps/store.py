@@ -1,4 +1,4 @@
-"""A sweep's folder: what is to be run, what is being run, and what came of it.
+"""A sweep's folder: the sweep, its runs, and which of them are being run.
 
 sweep.json          the sweep
 runs/KEY/           config.json and result.json of a run, or failure.json
@@ -61,7 +61,7 @@ class Store:
         return sweep
 
     def sweep(self) -> Sweep:
-        """The sweep that lies in the folder."""
+        """The sweep in the folder."""
         file = self.path / "sweep.json"
         if not self.exists():
             raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
@@ -100,7 +100,7 @@ class Store:
         return found
 
     def outcome(self, experiment: Experiment) -> Run | Failure:
-        """What came of a run that is done."""
+        """The result or the failure of a run that is done."""
         if self.is_finished(experiment.key):
             return self.run(experiment.key)
         found = self.failure(experiment.key)

@@ -31,7 +31,7 @@ class TimeLeft:
             self._work += seconds if now else 0.0
 
     def left(self) -> float | None:
-        """Seconds; None while nothing is known."""
+        """Seconds; None before the first run is done."""
         if not self._work:
             return None
         means = {kind: sum(known) / len(known) for kind, known in self._seconds.items() if known}
