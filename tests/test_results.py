@@ -231,8 +231,6 @@ def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(results, tmp_path)
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_json(path, {"acc": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"acc": object()})
 
     def no_space(*_):
         raise OSError("no space left on device")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gradmem.benchmarks import parts
 from gradmem.cli.console import console, say
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.folder import Failure
 from gradmem.sweeps import Choice, Event
 
@@ -96,7 +96,7 @@ def choices_table(best: list[Choice], what: str) -> Table:
 
 
 def _cells(choice: Choice) -> list[str]:
-    settings = " ".join(f"{name}={value}" for name, value in as_text(choice.settings).items())
+    settings = " ".join(f"{name}={value}" for name, value in plain(choice.settings).items())
     names = [parts.shown(choice.benchmark), parts.shown(choice.learner)]
     return [*names, settings, f"{choice.acc:.3f}", str(choice.seeds)]
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from gradmem.evaluation.callback import Progress
-from gradmem.evaluation.result import Matrix, Result, as_text
+from gradmem.evaluation.result import Matrix, Result
 from gradmem.evaluation.scores import Score, accuracy, name_of, total
+from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
 from gradmem.streams import IID, Continuum, Examples
 from gradmem.streams.examples import are_class_ids
@@ -289,7 +290,7 @@ def _config(
         "every": every,
         "device": str(device),
     }
-    return as_text(config)  # type: ignore[no-any-return]
+    return plain(config)  # type: ignore[no-any-return]
 
 
 class _StopWatch:

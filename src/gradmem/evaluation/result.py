@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from gradmem.evaluation.machine import versions
 from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
 from gradmem.files import plain, write_json
 
-__all__ = ["Matrix", "Result", "ResultFolder", "as_text", "check_folder"]
+__all__ = ["Matrix", "Result", "ResultFolder", "check_folder"]
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -163,7 +161,7 @@ class ResultFolder:
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.config: dict[str, Any] = as_text(dict(config))
+        self.config: dict[str, Any] = plain(dict(config))
 
     def check(self, overwrite: bool = False) -> None:
         """Raise ValueError if it already holds the result of something else."""
@@ -191,31 +189,10 @@ class ResultFolder:
 
     def write(self, result: Result) -> dict[str, Any]:
         """Write result.json, and return what it holds."""
-        written: dict[str, Any] = as_text(result.described(self.config))
+        written: dict[str, Any] = plain(result.described(self.config))
         write_json(self.path / "result.json", written)
         (self.path / "partial.json").unlink(missing_ok=True)
         return written
-
-
-def as_text(value: Any) -> Any:
-    """`value` as JSON can hold it; other objects (a function, a module) as their names.
-
-    Examples
-    --------
-    >>> as_text({"lr": 0.1, "loss": torch.nn.functional.mse_loss, "clip": torch.tensor(1.0)})
-    {'lr': 0.1, 'loss': 'mse_loss', 'clip': 1.0}
-    """
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    value = plain(value)
-    if isinstance(value, dict):
-        return {name: as_text(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [as_text(part) for part in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    # Without the address in memory, which is another one in every run.
-    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def check_folder(path: Path, option: str = "--out") -> None:

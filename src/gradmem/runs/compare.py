@@ -13,7 +13,7 @@ import numpy as np
 from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.evaluation import Result
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
 from gradmem.validation import one_of, positive_int
@@ -136,7 +136,7 @@ def finished_run(folder: Path, experiment: Experiment) -> Run | None:
         known = read_run(folder)
     except ValueError:
         return None
-    return known if known.config == as_text(experiment.config()) else None
+    return known if known.config == plain(experiment.config()) else None
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:

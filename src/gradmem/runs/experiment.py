@@ -15,7 +15,7 @@ import torch
 from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.evaluation import Result, run
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
 from gradmem.trees import leaves
@@ -167,7 +167,7 @@ class Experiment:
         'mnist-rotations-single-lr0.01-seed0-...'
         """
         data = _fingerprint(parts.find_benchmark(self.benchmark), self.stream.get("data"))
-        config = _whole_as_int(as_text(self.config() | {"data": data, "gradmem": __version__}))
+        config = _whole_as_int(plain(self.config() | {"data": data, "gradmem": __version__}))
         text = json.dumps(config, sort_keys=True)
         words = [parts.shown(self.benchmark), self.name]
         words += [f"{name}{value}" for name, value in config["settings"].items()]
@@ -234,7 +234,7 @@ def keep_continuums(n: int) -> None:
 
 def settings_key(settings: Mapping[str, Any]) -> str:
     """Settings as one text, the same for the same settings."""
-    return json.dumps(_whole_as_int(as_text(dict(settings))), sort_keys=True)
+    return json.dumps(_whole_as_int(plain(dict(settings))), sort_keys=True)
 
 
 def _whole_as_int(value: Any) -> Any:

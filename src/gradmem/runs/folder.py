@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gradmem.evaluation import Progress, Result
-from gradmem.evaluation.result import ResultFolder, as_text
-from gradmem.files import write_json
+from gradmem.evaluation.result import ResultFolder
+from gradmem.files import plain, write_json
 from gradmem.runs.experiment import Experiment
 
 __all__ = [
@@ -57,8 +57,8 @@ class Run:
     @classmethod
     def of(cls, result: Result) -> Run:
         """A result as a run without a folder."""
-        config = as_text(result.config)
-        return cls(Path(), config, as_text(result.described(config)))
+        config = plain(result.config)
+        return cls(Path(), config, plain(result.described(config)))
 
     @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -114,8 +114,7 @@ class RunFolder(ResultFolder):
     def on_task(self, progress: Progress) -> None:
         """Write the rows of R measured so far to partial.json."""
         if progress.partial is not None:
-            described = progress.partial.described(self.config)
-            write_json(self.path / "partial.json", as_text(described))
+            write_json(self.path / "partial.json", progress.partial.described(self.config))
 
     def save(self, result: Result) -> Run:
         """Write the whole result, and return it as a run."""

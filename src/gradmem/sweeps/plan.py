@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from gradmem.benchmarks import parts
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
@@ -164,8 +164,7 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         """This sweep as plain data, for `sweep.json`."""
-        plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in ("seeds", "final_seeds")}
+        return plain(asdict(self))  # type: ignore[no-any-return]
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sweep:
@@ -195,12 +194,12 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """The grids as plain data; every name in them is known, and every setting has values."""
     if not isinstance(grids, Mapping) or not grids:
         raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
-    plain: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for what, learners in grids.items():
         benchmark = parts.benchmark_reference(what)
         if not isinstance(learners, Mapping) or not learners:
             raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
-        plain[benchmark] = {}
+        found[benchmark] = {}
         for who, grid in learners.items():
             learner = parts.learner_reference(who)
             accepted = parts.setting_parameters(parts.find_learner(learner))
@@ -213,10 +212,10 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
                     raise ValueError(
                         f"{learner}'s {name} must have a list of values to try, got {values!r}"
                     )
-                if as_text(list(values)) != list(values):
+                if plain(list(values)) != list(values):
                     raise ValueError(
                         f"{learner}'s {name} must have values that JSON can hold, got {values!r}: "
                         "other settings belong in the benchmark"
                     )
-            plain[benchmark][learner] = {name: list(values) for name, values in grid.items()}
-    return plain
+            found[benchmark][learner] = {name: list(values) for name, values in grid.items()}
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 from gradmem.benchmarks import parts
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.evaluation.machine import cores
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.compare import seed_numbers
 from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.folder import Failure, Run
@@ -241,8 +241,8 @@ def _plan(sweep: Sweep) -> list[Experiment]:
 
 def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
     own = (choice.benchmark, choice.learner)
-    plain: dict[str, Any] = as_text(asdict(choice))
-    return plain | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
+    described: dict[str, Any] = plain(asdict(choice))
+    return described | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
 
 
 class Phase:
