@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gradmem.evaluation import machine
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
@@ -70,8 +71,7 @@ def make_runs(
         for name, where in (("alone", InTurn()), ("others", others)):
             runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
             if runs:
-                keep = len(seeds) if cuda else 1
-                phase = Phase(Store(out / name), where, keep, retry_failed, report)
+                phase = Phase(Store(out / name), where, retry_failed, report)
                 failed |= phase.make(name, runs)
     made = {setting: finished(setting) for setting in settings}
     return {setting: runs for setting, runs in made.items() if runs}, list(failed.values())
@@ -85,15 +85,18 @@ def default_workers(conditions: Conditions) -> int:
 def _order(
     settings: Sequence[Setting], seeds: Sequence[int], cuda: bool
 ) -> list[tuple[Setting, int]]:
-    """On a GPU a setting's seeds follow each other and share recorded steps; else data are shared.
+    """The runs in the order in which they are made fastest.
 
-    Runs share their data if they have the benchmark, the seed and the epochs in common.
+    On a GPU a setting's seeds follow each other and share recorded CUDA graphs. On a CPU runs of
+    the same benchmark, epochs and seed follow each other and share their data.
     """
-    alike = sorted(settings, key=lambda s: (s.benchmark, s.shuffled, s.epochs))
-    if cuda:
-        return [(setting, seed) for setting in alike for seed in seeds]
-    pairs = [(setting, seed) for seed in seeds for setting in alike]
-    return sorted(pairs, key=lambda p: (p[0].benchmark, p[0].shuffled, p[0].epochs, p[1]))
+
+    def place(pair: tuple[Setting, int]) -> tuple[Any, ...]:
+        setting, seed = pair
+        alike = (setting.benchmark, setting.shuffled, setting.epochs)
+        return alike if cuda else (*alike, seed)
+
+    return sorted(((setting, seed) for setting in settings for seed in seeds), key=place)
 
 
 @contextmanager

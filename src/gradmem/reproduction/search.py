@@ -12,7 +12,7 @@ from gradmem.files import write_json
 from gradmem.published import grids
 from gradmem.reproduction.plan import Conditions
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
-from gradmem.sweeps.plan import FIRST_FINAL_SEED
+from gradmem.sweeps.plan import final_numbers
 
 __all__ = ["keep_search", "load_searches", "search"]
 
@@ -43,7 +43,7 @@ def search(
     sweep = Sweep(
         {benchmark: tried},
         seeds=tuple(range(SEEDS)),
-        final_seeds=tuple(range(FIRST_FINAL_SEED, FIRST_FINAL_SEED + seeds)),
+        final_seeds=final_numbers("validation", seeds),
         common=common,
     )
     return run_sweep(Path(out) / f"grid-{benchmark}", sweep, executor, retry_failed, on_event)

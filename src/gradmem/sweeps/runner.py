@@ -207,9 +207,7 @@ def run_sweep(
     whole = store.sweep() if sweep is None else store.open(sweep)
     if planned is None or whole != sweep:
         planned = _plan(whole)
-    # On a GPU a setting's seeds follow each other, so the data of all seeds are used again.
-    keep = len(whole.seeds) if whole.device.startswith("cuda") else 1
-    phase = Phase(store, executor or workers_for(whole), keep, retry_failed, on_event)
+    phase = Phase(store, executor or workers_for(whole), retry_failed, on_event)
     failed = phase.make("selection", planned)
     choices = choose(store, planned, len(whole.seeds))
     final = whole.final((choice.benchmark, choice.learner, choice.settings) for choice in choices)
@@ -248,21 +246,18 @@ def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
 class Phase:
     """Makes runs in a folder in which other processes may be making runs, too.
 
-    `continuums` is how many continuums each process keeps (see `Perform`); `retry_failed` and
-    `on_event` are those of `run_sweep`.
+    `retry_failed` and `on_event` are those of `run_sweep`.
     """
 
     def __init__(
         self,
         store: Store,
         executor: Executor,
-        continuums: int = 1,
         retry_failed: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.store, self.executor, self.retry_failed = store, executor, retry_failed
         self.on_event = on_event
-        self.perform = Perform(store.path, continuums)
         self.standings = Standings()
 
     def make(self, name: str, planned: Sequence[Experiment]) -> dict[str, tuple[Experiment, str]]:
@@ -277,8 +272,11 @@ class Phase:
                 self._count(experiment, self.store.outcome(experiment), now=False)
         self._report()
         unclaimed = list(self.left.values())
+        # On a GPU a setting's seeds follow each other, so the data of all seeds are used again.
+        gpu_seeds = {one.seed for one in planned if one.device.startswith("cuda")}
+        perform = Perform(self.store.path, continuums=max(1, len(gpu_seeds)))
         while self.left:
-            with closing(self.executor(self.perform, unclaimed)) as outcomes:
+            with closing(self.executor(perform, unclaimed)) as outcomes:
                 for experiment, answer in outcomes:
                     outcome = self._outcome(experiment, answer)
                     if outcome is not None:
