@@ -8,12 +8,14 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 import gradmem as gm
 
-__all__ = ["Times", "bare_products", "machine", "time_it"]
+__all__ = ["Times", "bare_products", "evaluate", "machine", "time_it"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,9 @@ def machine(device: str) -> str:
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def evaluate(learner: Any, continuum: gm.Continuum) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Test accuracies on all tasks: (T,)."""
+    pairs = [(t, *test[:]) for t, test in continuum.tests.items()]
+    return np.array([float((learner.predict(x, t) == y).float().mean()) for t, x, y in pairs])

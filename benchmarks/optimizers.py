@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW
 
 import gradmem as gm
-from benchmarks.measure import machine
-from gradmem.evaluation.protocol import evaluate
+from benchmarks.measure import evaluate, machine
 from gradmem.gradient_memory import CONSTRAINED
 from gradmem.gradients import parameters
 from gradmem.gradients.flat import flat

@@ -18,7 +18,7 @@ from gradmem.reproduction.plan import (
     BENCHMARKS,
     Conditions,
     Setting,
-    parts_of,
+    settings_of,
 )
 from gradmem.runs.folder import Run
 from gradmem.sweeps import Store
@@ -101,7 +101,7 @@ def keep_like_published(folder, settings, seeds=5, shift=0.0, noise=0.02, **chan
             )
             for seed in range(seeds)
         ]
-        timed = "table-1" in parts_of(setting)
+        timed = setting in settings_of(["table-1"])
         keep(folder, setting, [(run, timed) for run in runs], "gradmem paper")
 
 

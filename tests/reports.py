@@ -5,8 +5,9 @@ import json
 import numpy as np
 
 from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.files import write_json
 from gradmem.reports import summarize
-from gradmem.runs.folder import find_runs, write_json
+from gradmem.runs.folder import find_runs
 
 from .synthetic import write_run
 

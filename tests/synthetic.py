@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradmem.evaluation.protocol import Result
+from gradmem.evaluation import Result
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import RunFolder
 

@@ -63,11 +63,9 @@ def test_no_files_of_a_room_import_each_other():
     for path in FILES:
         module = ".".join(["gradmem", *path.relative_to(ROOT).with_suffix("").parts])
         tree = ast.parse(path.read_text("utf-8"))
-        names = {
-            node.module
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module
-        }
+        found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module]
+        names = {node.module for node in found}
+        names |= {f"{node.module}.{alias.name}" for node in found for alias in node.names}
         edges[module] = {name for name in names if name.startswith("gradmem.")}
 
     def reach(start):

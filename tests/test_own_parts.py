@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gradmem as gm
-from gradmem.benchmarks.parts import (
+from gradmem.benchmarks.lookup import (
     BENCHMARKS,
     benchmark_reference,
     find_benchmark,

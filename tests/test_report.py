@@ -10,6 +10,7 @@ from markupsafe import escape
 from rich.console import Console
 
 from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.files import write_json
 from gradmem.published import appendix_b, settings
 from gradmem.reports import (
     draw_pictures,
@@ -23,7 +24,7 @@ from gradmem.reports.published import published
 from gradmem.reports.styles import styles
 from gradmem.reports.summary import failed_lines, leading, memory_lines
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_failures, find_runs, write_json
+from gradmem.runs.folder import find_failures, find_runs
 
 from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run

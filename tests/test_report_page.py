@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from gradmem.files import write_json
 from gradmem.reports import page, summarize, write_page
-from gradmem.runs.folder import write_json
 
 from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run

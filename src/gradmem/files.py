@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 __all__ = ["plain", "replace_whole", "write_json", "write_whole"]
 
@@ -63,13 +65,20 @@ def _flush_folder(folder: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON knows it: arrays as lists, numbers that are not finite as null.
+    """`value` as JSON can hold it.
+
+    Arrays and tensors become lists, numbers that are not finite null, and other objects (a
+    function, a module) their names.
 
     Examples
     --------
     >>> plain({"R": np.array([[0.5, np.nan]]), 3: (1, 2)})
     {'R': [[0.5, None]], '3': [1, 2]}
+    >>> plain({"lr": 0.1, "loss": torch.nn.functional.mse_loss, "clip": torch.tensor(1.0)})
+    {'lr': 0.1, 'loss': 'mse_loss', 'clip': 1.0}
     """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):
@@ -78,4 +87,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    # Without the address in memory, which is another one in every run.
+    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -2,8 +2,8 @@
 
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.benchmarks.cifar import cifar100_incremental
+from gradmem.benchmarks.lookup import BENCHMARKS
 from gradmem.benchmarks.mnist import mnist_permutations, mnist_rotations
-from gradmem.benchmarks.parts import BENCHMARKS
 
 __all__ = [
     "BENCHMARKS",

@@ -72,25 +72,26 @@ class Benchmark:
         for what in ("continuum", "network"):
             if "seed" not in _parameters(getattr(self, what)):
                 raise TypeError(f"{what} must be a function of seed, got {getattr(self, what)!r}")
-        maker = sys._getframe(2).f_globals.get("__name__", "__main__")  # of who called the class
-        object.__setattr__(self, "module", maker)
+        caller = sys._getframe(2).f_globals  # 0 is this method, 1 the dataclass's __init__
+        object.__setattr__(self, "module", caller.get("__name__", "__main__"))
 
     @property
     def options(self) -> dict[str, Any]:
         """What `continuum` takes by name beside the seed, with its defaults."""
-        named = _named(_parameters(self.continuum))
-        return {name: p.default for name, p in named.items() if name != "seed"}
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        takes = _parameters(self.continuum).values()
+        return {p.name: p.default for p in takes if p.kind in by_name and p.name != "seed"}
 
     def check(self, asked: Mapping[str, Any]) -> None:
         """Raise ValueError if `continuum` cannot be called with what is asked for."""
         options = self.options
-        if not _takes_any(_parameters(self.continuum)):
-            for name, value in asked.items():
-                if name not in options:
-                    takes = ", ".join(options) or "nothing but a seed"
-                    raise ValueError(
-                        f"{self.name} takes no {name} (got {value!r}); it takes {takes}"
-                    )
+        kinds = [p.kind for p in _parameters(self.continuum).values()]
+        unknown = [name for name in asked if name not in options]
+        if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise ValueError(
+                f"{self.name} takes no {unknown[0]} (got {asked[unknown[0]]!r}); it takes "
+                f"{', '.join(options) or 'nothing but a seed'}"
+            )
         for name, default in options.items():
             if default is inspect.Parameter.empty and name not in asked:
                 raise ValueError(f"{self.name} needs {name}: it has no default")
@@ -122,12 +123,3 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     if not callable(function):
         raise TypeError(f"a function of seed is needed, got {function!r}")
     return inspect.signature(function).parameters
-
-
-def _named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in parameters.items() if p.kind in by_name}
-
-
-def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -1,9 +1,8 @@
-"""Incremental CIFAR-100: each task brings new classes, and its outputs are its own."""
+"""Incremental CIFAR-100: each task brings new classes, which are its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import Cifar100, Images, load_cifar100
 from gradmem.networks import resnet18
 from gradmem.streams import Continuum, Examples, Task
+from gradmem.streams.split import class_label
 from gradmem.validation import non_negative_int, one_of, positive_int
 
 __all__ = ["CIFAR100_INCREMENTAL", "cifar100_incremental"]
@@ -21,10 +21,6 @@ __all__ = ["CIFAR100_INCREMENTAL", "cifar100_incremental"]
 FINE, COARSE = 100, 20
 #: Feature maps of the first layer of the paper's network.
 FEATURE_MAPS = 20
-#: Bytes of each image that are put in order at a time: few, since each time needs a copy.
-COLUMNS = 128
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 def cifar100_incremental(
@@ -86,36 +82,30 @@ def cifar100_incremental(
         raise ValueError(f"n_tasks must divide the {n_groups} {what}, got {n_tasks}")
     if examples_per_task is not None:
         positive_int("examples_per_task", examples_per_task)
-    stretches = visits(order, n_tasks, seed)
+    visited = visits(order, n_tasks, seed)
+    if examples_per_task is None:  # a task that comes back has the same examples
+        visited = [(k, 0) for k, _ in visited]
     images = load_cifar100(data)
     _check(images)
-
     groups = np.arange(n_groups)
     if classes == "shuffled":
         groups = np.random.default_rng([seed, TASK]).permutation(n_groups)
-    shares = groups.reshape(n_tasks, -1).tolist()
-    outputs, labels = zip(*_contents(images, shares, coarse), strict=True)
+    contents = _contents(images, groups.reshape(n_tasks, -1).tolist(), coarse)
 
-    drawn: dict[tuple[int, int], Tensor] = {}
-    keys = []  # of each stretch: which task, and which drawing of its examples
-    for visit, k in enumerate(stretches):
-        again = 0 if examples_per_task is None else stretches[:visit].count(k)
-        keys.append((k, again))
-        if (k, again) not in drawn:
-            found = _where(images.train_y, outputs[k], "training", labels[k])
-            rng = np.random.default_rng([seed, EXAMPLES, k, again])
-            drawn[k, again] = _draw(found, examples_per_task, rng, labels[k])
-    tested = {k: _where(images.test_y, outputs[k], "test", labels[k]) for k in stretches}
-
-    ours = images is not data  # so nobody else sees the images being put in another order
-    train = _examples(images.train_x, images.train_y, drawn, in_place=ours)
-    test = _examples(images.test_x, images.test_y, tested, in_place=ours)
-    return Continuum(
-        [Task(k, train[k, again], test[k], labels[k], outputs[k]) for k, again in keys],
-        batch_size,
-        epochs,
-        seed=seed,
-    )
+    train, test = {}, {}
+    for k, again in dict.fromkeys(visited):
+        found = _where(images.train_y, *contents[k], "training")
+        rng = np.random.default_rng([seed, EXAMPLES, k, again])
+        drawn = _draw(found, examples_per_task, rng, contents[k][1])
+        train[k, again] = Examples(images.train_x[drawn], images.train_y[drawn], divisor=255)
+    for k in {k for k, _ in visited}:
+        found = _where(images.test_y, *contents[k], "test")
+        test[k] = Examples(images.test_x[found], images.test_y[found], divisor=255)
+    learned = []
+    for k, again in visited:
+        outputs, label = contents[k]
+        learned.append(Task(k, train[k, again], test[k], label, outputs))
+    return Continuum(learned, batch_size, epochs, seed=seed)
 
 
 def cifar_network(
@@ -147,7 +137,7 @@ def _contents(
 ) -> list[tuple[list[int], str]]:
     """Classes and label of each task, from its share of the classes or superclasses."""
     if not coarse:
-        return [(sorted(share), _label(sorted(share))) for share in shares]
+        return [(sorted(share), class_label(sorted(share))) for share in shares]
     if not isinstance(images, Cifar100):
         raise ValueError('tasks="coarse" needs superclasses: pass data as Cifar100, not as Images')
     names = [name.replace("_", " ") for name in images.coarse_names]
@@ -156,17 +146,8 @@ def _contents(
     ]
 
 
-def _label(classes: Sequence[int]) -> str:
-    first, last = classes[0], classes[-1]
-    if first == last:
-        return f"class {first}"
-    if last - first == len(classes) - 1:
-        return f"classes {first}–{last}"
-    return f"classes {', '.join(map(str, classes[:5]))}{', …' if len(classes) > 5 else ''}"
-
-
 def _classes_of(images: Cifar100, superclasses: Sequence[int]) -> list[int]:
-    """The classes of some superclasses, which the labels tell."""
+    """The classes whose images have these superclasses."""
     y = torch.cat([images.train_y, images.test_y])
     inside = torch.isin(
         torch.cat([images.train_coarse, images.test_coarse]), torch.tensor(superclasses)
@@ -177,7 +158,7 @@ def _classes_of(images: Cifar100, superclasses: Sequence[int]) -> list[int]:
     return sorted(own)
 
 
-def _where(y: Tensor, classes: Sequence[int], part: str, label: str) -> Tensor:
+def _where(y: Tensor, classes: Sequence[int], label: str, part: str) -> Tensor:
     """Positions of the images of some classes."""
     found = torch.isin(y, torch.tensor(classes, dtype=y.dtype)).nonzero()[:, 0]
     if len(found) == 0:
@@ -194,19 +175,3 @@ def _draw(found: Tensor, n: int | None, rng: np.random.Generator, label: str) ->
             f"got {n}"
         )
     return found[rng.permutation(len(found))[:n]]
-
-
-def _examples(
-    x: Tensor, y: Tensor, positions: Mapping[Key, Tensor], in_place: bool
-) -> dict[Key, Examples]:
-    """The images at each key's positions, as slices of one tensor."""
-    order = torch.cat([*positions.values()])
-    if in_place and len(order) == len(x):
-        # All images, so a copy would double them. A few bytes of each are moved at a time.
-        for columns in x.view(len(x), -1).split(COLUMNS, dim=1):
-            columns.copy_(columns[order])
-    else:
-        x = x[order]
-    sizes = [len(some) for some in positions.values()]
-    parts = zip(positions, x.split(sizes), y[order].split(sizes), strict=True)
-    return {key: Examples(images, labels, divisor=255) for key, images, labels in parts}

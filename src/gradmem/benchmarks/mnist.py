@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from gradmem.benchmarks.benchmark import paper_benchmark, shares
 from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
@@ -113,7 +114,7 @@ def _mnist(
     """A continuum in which task k's pixels come from `move(k, rng)`: (784,) positions, a label."""
     n_tasks = positive_int("n_tasks", n_tasks)
     seed = non_negative_int("seed", seed)
-    stretches = visits(order, n_tasks, seed)
+    visited = visits(order, n_tasks, seed)
     images = load_mnist(data)
     if images.train_x.shape[1:] != (28, 28):
         raise ValueError(f"MNIST's images are 28 × 28, got {tuple(images.train_x.shape[1:])}")
@@ -122,34 +123,28 @@ def _mnist(
         raise ValueError(
             f"examples_per_task must be at most the {len(images.train_y)} training images, got {n}"
         )
-    # One black pixel more, at position 784: what lies outside the image.
-    train_x, test_x = (_with_black(x) for x in (images.train_x, images.test_x))
+    # (n, 785): one black pixel more, at position 784, for what lies outside the image.
+    train_x, test_x = (pad(x.flatten(1), (0, 1)) for x in (images.train_x, images.test_x))
 
-    moves: dict[int, tuple[Tensor, str]] = {}
-    tests: dict[int, Examples] = {}
+    moves = {k: move(k, np.random.default_rng([seed, TASK, k])) for k in {k for k, _ in visited}}
+    tests = {
+        k: Examples(test_x[:, pixels], images.test_y, divisor=255)
+        for k, (pixels, _) in moves.items()
+    }
     tasks = []
-    for visit, k in enumerate(stretches):
-        if k not in moves:
-            moves[k] = move(k, np.random.default_rng([seed, TASK, k]))
-            tests[k] = Examples(test_x[:, moves[k][0]], images.test_y, divisor=255)
+    for k, again in visited:
         pixels, label = moves[k]
-        again = stretches[:visit].count(k)
         drawn = np.random.default_rng([seed, EXAMPLES, k, again]).permutation(len(train_x))[:n]
         train = Examples(train_x[drawn][:, pixels], images.train_y[drawn], divisor=255)
         tasks.append(Task(k, train, tests[k], label))
     return Continuum(tasks, batch_size, epochs, seed=seed)
 
 
-def _with_black(images: Tensor) -> Tensor:
-    """(n, 28, 28) → (n, 785), the last pixel black."""
-    return torch.nn.functional.pad(images.flatten(1), (0, 1))
-
-
 def _rotation(angle: float) -> Tensor:
     """Where each of 784 pixels comes from when an image is turned by `angle` degrees; 784: outside.
 
-    An image of positions is turned by the image library itself, once per task: its rules for the
-    nearest neighbour, at the price of one image instead of 11,000.
+    Pillow turns one image of positions per task, so that the nearest neighbours are Pillow's,
+    without turning each of 11,000 images.
     """
     from PIL import Image
 

@@ -15,26 +15,26 @@ __all__ = ["EXAMPLES", "ORDER", "TASK", "Data", "Order", "visits"]
 Order = Sequence[int] | str | None
 Data = Images | str | PathLike[str] | None
 
-# What a random number is for: part of its seed, so that the order of tasks changes no task.
+# Part of each seed: the order of tasks, their examples and the tasks are drawn independently.
 TASK, EXAMPLES, ORDER = range(3)
 
 
-def visits(order: Order, n_tasks: int, seed: int) -> list[int]:
-    """The tasks in the order they are learned.
+def visits(order: Order, n_tasks: int, seed: int) -> list[tuple[int, int]]:
+    """The tasks in the order they are learned, each with how often it was learned before.
 
     Examples
     --------
     >>> visits(None, 3, seed=0), visits([2, 0, 2], 3, seed=0)
-    ([0, 1, 2], [2, 0, 2])
+    ([(0, 0), (1, 0), (2, 0)], [(2, 0), (0, 0), (2, 1)])
     """
-    if order is None:
-        return list(range(n_tasks))
+    if isinstance(order, str) and order != "random":
+        raise ValueError(f'order must be None, "random" or a list of tasks, got {order!r}')
+    tasks: list[Any] = list(range(n_tasks))
     if isinstance(order, str):
-        if order != "random":
-            raise ValueError(f'order must be None, "random" or a list of tasks, got {order!r}')
-        return [int(k) for k in np.random.default_rng([seed, ORDER]).permutation(n_tasks)]
-    tasks: list[Any] = list(order)
+        tasks = np.random.default_rng([seed, ORDER]).permutation(n_tasks).tolist()
+    elif order is not None:
+        tasks = list(order)
     wrong = [k for k in tasks if not isinstance(k, int | np.integer) or not 0 <= k < n_tasks]
     if wrong or not tasks:
         raise ValueError(f"order must hold tasks from 0 to {n_tasks - 1}, got {wrong or order!r}")
-    return [int(k) for k in tasks]
+    return [(int(k), tasks[:i].count(k)) for i, k in enumerate(tasks)]

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gradmem.cli import options
+from gradmem.cli.console import say
 from gradmem.cli.listing import benchmarks_command, learners_command
-from gradmem.cli.options import ANY_OPTION, TYPED, say
 from gradmem.cli.paper import paper_command
 from gradmem.cli.report import report_command
 from gradmem.cli.run import compare_command, run_command
@@ -29,10 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
 
-app.command("run", context_settings=ANY_OPTION)(run_command)
-app.command("compare", context_settings=ANY_OPTION)(compare_command)
+app.command("run", context_settings=options.ANY_OPTION)(run_command)
+app.command("compare", context_settings=options.ANY_OPTION)(compare_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("learners")(learners_command)
@@ -45,12 +45,12 @@ _debug = False
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        console.print(f"gradmem {__version__}", highlight=False)
+        say(f"gradmem {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def options(
+def common_options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Say which version this is.", callback=_tell_version),
@@ -78,25 +78,22 @@ def data_command(
         one_of("--set", which, ("mnist", "cifar100"))
     ]
     images = load(data)
-    say(console, f"{which}: {images}\nfrom {images.source}")
+    say(f"{which}: {images}\nfrom {images.source}")
 
 
 def main() -> None:
-    """Run the command; what the user can put right is one line, not a traceback."""
+    """Run the command; show expected errors as one line, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter
+            stream.reconfigure(errors="replace")  # letters that the terminal cannot show
     try:
         app()
     except (ValueError, TypeError, DataError, FloatingPointError, OSError) as error:
         if _debug:
             raise
-        message = Text.assemble(("error: ", "red"), str(error), _typed(str(error)))
+        # Options with another name than in Python: the message has the Python name.
+        typed = [f"{name} is {o}" for name, o in options.OPTION_NAMES.items() if name in str(error)]
+        more = f" ({', '.join(typed)})" if typed else ""
+        message = Text.assemble(("error: ", "red"), str(error), more)
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
-
-
-def _typed(message: str) -> str:
-    """The options behind names in a message that are typed otherwise."""
-    named = [f"{name} is {option}" for name, option in TYPED.items() if name in message]
-    return f" ({', '.join(named)})" if named else ""

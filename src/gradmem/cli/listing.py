@@ -7,21 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    find_benchmark,
-    find_learner,
-    setting_parameters,
-    shown,
-)
-from gradmem.cli.options import TYPED, say
+from gradmem.benchmarks import lookup
+from gradmem.cli import options
+from gradmem.cli.console import say
 from gradmem.learners import LEARNERS
 
 __all__ = ["benchmarks_command", "learners_command"]
-
-console = Console()
 
 
 def learners_command(
@@ -34,10 +26,10 @@ def learners_command(
     gradmem learners gem my_module:MyLearner
     """
     for name in names or LEARNERS:
-        kind = find_learner(name)
-        parameters = setting_parameters(kind)
+        kind = lookup.find_learner(name)
+        parameters = lookup.setting_parameters(kind)
         defaults = {key: p.default for key, p in parameters.items() if key != "seed"}
-        _tell(shown(name), kind, defaults)
+        _show(lookup.shown(name), kind, defaults)
 
 
 def benchmarks_command(
@@ -46,20 +38,20 @@ def benchmarks_command(
     ] = None,
 ) -> None:
     """List the benchmarks, what each takes, and the learners it has settings for."""
-    for name in names or BENCHMARKS:
-        benchmark = find_benchmark(name)
-        _tell(benchmark.name, benchmark.continuum, benchmark.options)
+    for name in names or lookup.BENCHMARKS:
+        benchmark = lookup.find_benchmark(name)
+        _show(benchmark.name, benchmark.continuum, benchmark.options)
         for learner, settings in benchmark.settings.items():
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
-            say(console, f"  {learner}: {text}")
+            say(f"  {learner}: {text}")
 
 
-def _tell(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
+def _show(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
-    say(console, f"{name}  {first}".rstrip())
+    say(f"{name}  {first}".rstrip())
     texts = [
-        TYPED.get(key, f"--{key.replace('_', '-')}")
+        options.OPTION_NAMES.get(key, f"--{key.replace('_', '-')}")
         + (" VALUE" if default is inspect.Parameter.empty else f" {default}")
         for key, default in defaults.items()
     ]
-    say(console, f"  {'  '.join(texts)}")
+    say(f"  {'  '.join(texts)}")

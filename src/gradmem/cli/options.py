@@ -11,44 +11,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    benchmark_reference,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-    short_names,
-)
+from gradmem.benchmarks import lookup
 from gradmem.learners import LEARNERS
 
 __all__ = [
     "ANY_OPTION",
+    "OPTION_NAMES",
     "OWN",
-    "TYPED",
-    "WHAT",
-    "WHERE",
-    "BenchmarkOption",
-    "DeviceOption",
-    "EveryOption",
-    "LearnerOption",
-    "LearnersOption",
-    "OutOption",
-    "OverwriteOption",
-    "RetryFailedOption",
-    "SaveEveryOption",
-    "SeedOption",
-    "SetOption",
-    "ShuffledOption",
-    "TensorBoardOption",
-    "WorkersOption",
+    "Benchmark",
+    "Device",
+    "Every",
+    "Learner",
+    "Learners",
+    "Out",
+    "Overwrite",
+    "RetryFailed",
+    "SaveEvery",
+    "Seed",
+    "Set",
+    "Shuffled",
+    "TensorBoard",
+    "Workers",
     "absolute",
     "names_in",
     "read_settings",
-    "say",
     "takes_stream",
+    "what",
+    "where",
 ]
 
 #: Headings in a command's help.
@@ -59,93 +49,63 @@ WHERE = "Where it is run"
 #: For commands that take any `--name value` as a setting.
 ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-#: What is typed otherwise than it is called in Python.
-TYPED = {"n_tasks": "--tasks", "examples_per_task": "--examples"}
+#: Options with another name than in Python.
+OPTION_NAMES = {"n_tasks": "--tasks", "examples_per_task": "--examples"}
 
 #: How a part of your own is named, for help.
 OWN = "or your own: module:name"
 
-BenchmarkOption = Annotated[
-    str,
-    typer.Option("--benchmark", help=f"{', '.join(BENCHMARKS)}, {OWN}.", rich_help_panel=WHAT),
-]
-LearnerOption = Annotated[
-    str, typer.Option("--learner", help=f"{', '.join(LEARNERS)}, {OWN}.", rich_help_panel=WHAT)
-]
-LearnersOption = Annotated[
+
+def what(text: str, *names: str, **more: Any) -> Any:
+    """An option about what is run, with its help text."""
+    return typer.Option(*names, help=text, rich_help_panel=WHAT, **more)
+
+
+def where(text: str, *names: str) -> Any:
+    """An option about where it is run, with its help text."""
+    return typer.Option(*names, help=text, rich_help_panel=WHERE)
+
+
+Benchmark = Annotated[str, what(f"{', '.join(lookup.BENCHMARKS)}, {OWN}.", "--benchmark")]
+Learner = Annotated[str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner")]
+Learners = Annotated[
     str | None,
-    typer.Option(
-        "--learners",
-        help="Names with commas between them. (default: all that the benchmark has settings for)",
-        rich_help_panel=WHAT,
-    ),
+    what("Names with commas between them. (default: all that the benchmark has settings for)"),
 ]
-SetOption = Annotated[
+Set = Annotated[
     list[str] | None,
-    typer.Option(
+    what(
+        "A setting of the learners that have it, or of one: gem.margin=0. For run and compare "
+        "--NAME VALUE does the same. `gradmem learners` lists them. (default: the benchmark's)",
         "--set",
         metavar="NAME=VALUE",
-        help="A setting of the learners that have it, or of one: gem.margin=0. For run and compare "
-        "--NAME VALUE does the same. `gradmem learners` lists them. (default: the benchmark's)",
-        rich_help_panel=WHAT,
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option("--seed", help="Of data, network and learner.", rich_help_panel=WHAT)
+Seed = Annotated[int, what("Of data, network and learner.")]
+Shuffled = Annotated[bool, what("Mix all tasks' examples (iid data).", "--shuffled")]
+Every = Annotated[
+    int | None, what("Also evaluate every so many examples, for learning curves. (default: off)")
 ]
-ShuffledOption = Annotated[
-    bool,
-    typer.Option("--shuffled", help="Mix all tasks' examples (iid data).", rich_help_panel=WHAT),
-]
-EveryOption = Annotated[
+Out = Annotated[Path | None, where("Folder for the results.")]
+SaveEvery = Annotated[
     int | None,
-    typer.Option(
-        "--every",
-        help="Also evaluate every so many examples, for learning curves. (default: off)",
-        rich_help_panel=WHAT,
+    where(
+        "Save every so many examples, too; each task's end is saved. A run that was stopped "
+        "goes on when the same command is given again."
     ),
 ]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Folder for the results.", rich_help_panel=WHERE)
+Overwrite = Annotated[
+    bool, where("Compute again, also in place of another experiment's result.", "--overwrite")
 ]
-SaveEveryOption = Annotated[
+Device = Annotated[str | None, where("cpu, cuda, cuda:1, …")]
+Workers = Annotated[
     int | None,
-    typer.Option(
-        "--save-every",
-        help="Save every so many examples, too; each task's end is saved. A run that was stopped "
-        "goes on when the same command is given again.",
-        rich_help_panel=WHERE,
-    ),
+    where("Processes that run at a time. (default: by the number of cores; on a GPU: 1)"),
 ]
-OverwriteOption = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Compute again, also in place of another experiment's result.",
-        rich_help_panel=WHERE,
-    ),
-]
-DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)
-]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        help="Processes that run at a time. (default: by the number of cores; on a GPU: 1)",
-        rich_help_panel=WHERE,
-    ),
-]
-RetryFailedOption = Annotated[
-    bool, typer.Option("--retry-failed", help="Run again what failed.", rich_help_panel=WHERE)
-]
-TensorBoardOption = Annotated[
+RetryFailed = Annotated[bool, where("Run again what failed.", "--retry-failed")]
+TensorBoard = Annotated[
     Path | None,
-    typer.Option(
-        "--tensorboard",
-        help='Folder to log to for TensorBoard. (default: off; needs "gradmem\\[tensorboard]")',
-        rich_help_panel=WHERE,
-    ),
+    where('Folder to log to for TensorBoard. (default: off; needs "gradmem\\[tensorboard]")'),
 ]
 
 #: Option → its type, the name in Python, and what it is.
@@ -199,21 +159,21 @@ def takes_stream(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 def read_settings(
     benchmark: str, learners: Iterable[str], assigned: Iterable[str], others: Iterable[str] = ()
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What `--set NAME=VALUE` and options without a name of their own ask for.
+    """The settings in `--set NAME=VALUE` and in other options, `--NAME VALUE`.
 
     Returns
     -------
     dict, dict
         Learner → settings; what the benchmark takes.
     """
-    names = short_names(map(learner_reference, learners))
-    kinds = {name: find_learner(text) for text, name in names.items()}
-    takes = find_benchmark(benchmark_reference(benchmark)).options
+    names = lookup.short_names(map(lookup.learner_reference, learners))
+    kinds = {name: lookup.find_learner(text) for text, name in names.items()}
+    takes = lookup.find_benchmark(lookup.benchmark_reference(benchmark)).options
     settings: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     stream = {}
-    for name, value in [*map(_assignment, assigned), *_pairs(others)]:
+    for name, value in map(_assignment, [*assigned, *_assignments(others)]):
         one, _, rest = name.rpartition(".")
-        having = [who for who, kind in kinds.items() if name in setting_parameters(kind)]
+        having = [who for who, kind in kinds.items() if name in lookup.setting_parameters(kind)]
         if one in kinds:
             settings[one][rest] = value
         elif having:
@@ -221,7 +181,7 @@ def read_settings(
                 settings[who][name] = value
         elif name in takes:
             stream[name] = value
-        else:  # the first learner's error says what there is
+        else:  # an unknown name: the first learner refuses it and lists its settings
             settings[next(iter(kinds))][name] = value
     return settings, stream
 
@@ -231,13 +191,8 @@ def names_in(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def say(console: Console, line: str) -> None:
-    """Print a line as it is: paths may look like markup."""
-    console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
 def absolute(stream: Mapping[str, Any]) -> dict[str, Any]:
-    """`stream` for runs that may be gone on with from another folder."""
+    """`stream` with an absolute path to the data, for runs that go on from another folder."""
     data = stream.get("data")
     if data in (None, "sample") or not Path(data).expanduser().exists():
         return dict(stream)
@@ -251,21 +206,17 @@ def _assignment(text: str) -> tuple[str, Any]:
     return name.strip().replace("-", "_"), _value(value)
 
 
-def _pairs(words: Iterable[str]) -> list[tuple[str, Any]]:
-    """`--name value` and `--name=value` as names and values; a name alone is True."""
-    found = []
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop(0)
-        if not word.startswith("--"):
-            raise ValueError(f"an option such as --lr was expected, got {word!r}")
-        if "=" in word:
-            found.append(_assignment(word[2:]))
+def _assignments(words: Iterable[str]) -> list[str]:
+    """`--name value` and `--name=value` as `name=value`; a name without a value is true."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            found.append(word[2:])
+        elif found and "=" not in found[-1]:
+            found[-1] += f"={word}"
         else:
-            alone = not waiting or waiting[0].startswith("--")
-            value = True if alone else _value(waiting.pop(0))
-            found.append((word[2:].replace("-", "_"), value))
-    return found
+            raise ValueError(f"an option such as --lr was expected, got {word!r}")
+    return [text if "=" in text else f"{text}=true" for text in found]
 
 
 def _value(text: str) -> Any:

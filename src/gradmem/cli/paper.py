@@ -1,4 +1,4 @@
-"""`gradmem paper`: the paper's figure, tables and matrices, with error bars, beside what it has."""
+"""`gradmem paper`: run the paper's experiments, and compare with its numbers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradmem.cli.options import (
-    WHAT,
-    WHERE,
-    DeviceOption,
-    RetryFailedOption,
-    WorkersOption,
-    absolute,
-    names_in,
-    say,
-    takes_stream,
-)
+from gradmem.cli import options
+from gradmem.cli.console import say
 from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.evaluation.result import check_folder
 from gradmem.reproduction.compare import compare
 from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load
@@ -39,64 +30,36 @@ from gradmem.reproduction.plan import (
 )
 from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
-from gradmem.runs.folder import check_folder
 from gradmem.sweeps import Executor, executor_for
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper_command"]
-
-console = Console()
 
 PartsArgument = Annotated[
     list[str] | None, typer.Argument(help=f"all (default), or {', '.join(PARTS)}.")
 ]
 BenchmarksOption = Annotated[
     str | None,
-    typer.Option(
-        help=f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)",
-        rich_help_panel=WHAT,
-    ),
+    options.what(f"Of {', '.join(BENCHMARKS)}, with commas. (default: MNIST's; on a GPU: all)"),
 ]
 LearnersOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Of {', '.join(LEARNERS)}, with commas. (default: all)", rich_help_panel=WHAT
-    ),
+    str | None, options.what(f"Of {', '.join(LEARNERS)}, with commas. (default: all)")
 ]
-SeedsOption = Annotated[
-    int | None,
-    typer.Option(help="Per setting, from 0 on. (default: 5)", rich_help_panel=WHAT),
-]
-GridOption = Annotated[
-    bool,
-    typer.Option("--grid", help="Also search the paper's grids.", rich_help_panel=WHAT),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(help="GEM's gradients on a GPU: tf32 or bf16.", rich_help_panel=WHAT),
-]
-OutOption = Annotated[
-    Path, typer.Option(help="Folder for runs, page and pictures.", rich_help_panel=WHERE)
-]
+SeedsOption = Annotated[int | None, options.what("Per setting, from 0 on. (default: 5)")]
+GridOption = Annotated[bool, options.what("Also search the paper's grids.", "--grid")]
+PrecisionOption = Annotated[str | None, options.what("GEM's gradients on a GPU: tf32 or bf16.")]
+OutOption = Annotated[Path, options.where("Folder for runs, page and pictures.")]
 KeepOption = Annotated[
     Path | None,
-    typer.Option(
-        "--keep",
-        help="Folder for small results, one file per setting. (default: OUT/kept)",
-        rich_help_panel=WHERE,
-    ),
+    options.where("Folder for small results, one file per setting. (default: OUT/kept)", "--keep"),
 ]
 FromOption = Annotated[
     Path | None,
-    typer.Option(
-        "--from",
-        help="Run nothing: make the page from a folder of kept results.",
-        rich_help_panel=WHERE,
-    ),
+    options.where("Run nothing: make the page from a folder of kept results.", "--from"),
 ]
 
 
-@takes_stream("data", "tasks", "examples")
+@options.takes_stream("data", "tasks", "examples")
 def paper_command(
     stream: dict[str, Any],
     parts: PartsArgument = None,
@@ -108,9 +71,9 @@ def paper_command(
     out: OutOption = Path("paper"),
     kept_in: KeepOption = None,
     source: FromOption = None,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    retry_failed: RetryFailedOption = False,
+    device: options.Device = None,
+    workers: options.Workers = None,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
 
@@ -135,7 +98,7 @@ def paper_command(
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
     who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
-    conditions = Conditions(device=device, precision=precision, **absolute(stream))
+    conditions = Conditions(device=device, precision=precision, **options.absolute(stream))
     settings = settings_of(chosen, names, who)
     if not settings:
         of = f" of {', '.join(who)}" if learners else ""
@@ -144,7 +107,7 @@ def paper_command(
     keep_in = kept_in or out / "kept"
     check_folder(keep_in, "--keep")
     if keep_in.exists():
-        load(keep_in)  # what is damaged is found before anything is run
+        load(keep_in)  # raises an error if a file is damaged, before anything is run
         load_searches(keep_in)
     executor = executor_for(default_workers(conditions) if workers is None else workers)
     kinds = {name: kind_of_data(name, conditions.data) for name in names}
@@ -155,7 +118,7 @@ def paper_command(
 
 @dataclass(frozen=True)
 class _Paper:
-    """Makes the runs in `out`, and keeps in `keep_in` what came of them."""
+    """Makes the runs in `out`, and writes small files with their results to `keep_in`."""
 
     out: Path
     keep_in: Path
@@ -172,22 +135,20 @@ class _Paper:
         """Make all runs and, if asked, search the grids."""
         for name, kind in self.kinds.items():
             if kind == OTHER:
-                _say(f"{name}: other data than the paper's, so that nothing is compared.")
-        with SweepDisplay(console) as display:
+                say(f"{name}: other data than the paper's, so that nothing is compared.")
+        with SweepDisplay() as display:
             try:
                 runs, failed = self._run(settings, display)
                 for name in self.kinds if grid else ():
                     self._search(name, display)
             except KeyboardInterrupt:
                 display.stop()
-                _say(
-                    f"Stopped after {display.done} runs, which are kept. The same command goes on."
-                )
+                say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
                 raise typer.Exit(130) from None
         for experiment, error in failed:
-            _say(f"{experiment.key} failed: {error}")
+            say(f"{experiment.key} failed: {error}")
         if failed:
-            _say("What failed is missing below. --retry-failed runs it again.")
+            say("What failed is missing below. --retry-failed runs it again.")
         if not runs:
             raise FloatingPointError("no run finished")
 
@@ -204,7 +165,7 @@ class _Paper:
         )
         for setting, found in runs.items():
             if self._keep(setting, found) is None:
-                display.say(
+                say(
                     f"{self.keep_in}: {setting.slug} stays as it is: it has more seeds, or is no "
                     "trial."
                 )
@@ -223,14 +184,10 @@ class _Paper:
 
 def _write_page(source: Path, out: Path) -> None:
     written = write_reproduction(source, out)
-    _say(summary(compare(numbers(), load(source))).replace("**", ""))
-    _say("Written:")
+    say(summary(compare(numbers(), load(source))).replace("**", ""))
+    say("Written:")
     for path in written:
-        _say(f"  {path}")
-
-
-def _say(line: str) -> None:
-    say(console, line)
+        say(f"  {path}")
 
 
 def _parts(names: list[str]) -> list[str]:
@@ -248,7 +205,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
 
 def _of(what: str, text: str, known: Iterable[str]) -> list[str]:
     """Those that a text names, in the paper's order."""
-    asked = [one_of(what, name, known) for name in names_in(text)]
+    asked = [one_of(what, name, known) for name in options.names_in(text)]
     return [name for name in known if name in asked]
 
 
@@ -260,7 +217,7 @@ def _command(
     conditions: Conditions,
     grid: bool,
 ) -> str:
-    """What to type to have the same again; where data and results lie is left to who types it."""
+    """The command that repeats these runs, without the folders of data and results."""
     words = ["gradmem paper", *([] if len(parts) == len(PARTS) else parts)]
     if names != _benchmarks(None, conditions.device):
         words.append(f"--benchmarks {','.join(names)}")

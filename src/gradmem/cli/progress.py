@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from gradmem.cli.options import say
+from gradmem.cli.console import console, say
 from gradmem.evaluation import Progress
 
 __all__ = ["Display"]
@@ -18,8 +15,7 @@ __all__ = ["Display"]
 class Display:
     """A callback that shows runs one after another: task, examples/s, ACC so far, time left."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
         self.live = console.is_terminal
         self.bars = Bars(
             TextColumn("[bold]{task.description:<22}"),
@@ -33,12 +29,7 @@ class Display:
         self.bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
     def start(self, name: str) -> None:
@@ -46,7 +37,7 @@ class Display:
         self.name = name
         self.bar = self.bars.add_task(name, total=None, facts="reading data")
         if not self.live:
-            say(self.console, name)
+            say(name)
 
     def on_batch(self, progress: Progress) -> None:
         """Show how far the run is, after a mini-batch."""
@@ -57,19 +48,19 @@ class Display:
         """Show how far the run is, after a task; without a terminal, five times in a run."""
         self.on_batch(progress)
         if not self.live and (progress.task + 1) % max(1, progress.n_tasks // 5) == 0:
-            say(self.console, f"  {describe(progress)}")
+            say(f"  {describe(progress)}")
 
     def finish(self, facts: str) -> None:
-        """The run needs nothing more, for a reason that is told."""
+        """Show a run that need not be made as done, with the reason."""
         self.bars.update(self.bar, total=1, completed=1, facts=escape(facts))
         if not self.live:
-            say(self.console, f"  {facts}")
+            say(f"  {facts}")
 
     def fail(self, reason: str) -> None:
         """The run ended without a result."""
         self.bars.update(self.bar, facts=f"[red]failed: {escape(reason)}")
         if not self.live:
-            say(self.console, f"  failed: {reason}")
+            say(f"  failed: {reason}")
 
 
 def describe(progress: Progress) -> str:

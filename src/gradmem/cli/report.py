@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from gradmem.cli.options import OutOption, say
+from gradmem.cli import options
+from gradmem.cli.console import console, say
 from gradmem.reports import gather, terminal_table
 
 __all__ = ["report_command", "write_report"]
 
-console = Console()
-
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders with runs in or below them.")],
-    out: OutOption = None,
+    out: options.Out = None,
 ) -> None:
     """Make a page, report.html, with a table and pictures, in --out or the first of RUNS."""
     write_report(runs, out or runs[0])
@@ -27,16 +25,12 @@ def report_command(
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
     """Write what a report consists of, and show its table."""
-    report = gather(folders, _left_out)
+    report = gather(folders, lambda what, why: say(f"Left out: {what} ({why})"))
     written = report.write(out)
     console.print(terminal_table(report.rows))
     if failed := report.failed:
         more = f"\n  and {len(failed) - 5} more" if len(failed) > 5 else ""
-        say(console, "Failed:" + "".join(f"\n  {line}" for line in failed[:5]) + more)
-    say(console, "Written:")
+        say("Failed:" + "".join(f"\n  {line}" for line in failed[:5]) + more)
+    say("Written:")
     for path in written:
-        say(console, f"  {path}")
-
-
-def _left_out(what: Path | str, why: str) -> None:
-    say(console, f"Left out: {what} ({why})")
+        say(f"  {path}")

@@ -8,28 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradmem.benchmarks.parts import benchmark_reference, shown
-from gradmem.cli.options import (
-    WHAT,
-    BenchmarkOption,
-    DeviceOption,
-    EveryOption,
-    LearnerOption,
-    LearnersOption,
-    OutOption,
-    OverwriteOption,
-    SaveEveryOption,
-    SeedOption,
-    SetOption,
-    ShuffledOption,
-    TensorBoardOption,
-    names_in,
-    read_settings,
-    say,
-    takes_stream,
-)
+from gradmem.benchmarks import lookup
+from gradmem.cli import options
+from gradmem.cli.console import console, say
 from gradmem.cli.progress import Display
 from gradmem.cli.report import write_report
 from gradmem.reports import summarize, terminal_table
@@ -42,24 +24,22 @@ from gradmem.validation import positive_int
 
 __all__ = ["compare_command", "run_command"]
 
-console = Console()
 
-
-@takes_stream()
+@options.takes_stream()
 def run_command(
     ctx: typer.Context,
-    benchmark: BenchmarkOption,
-    learner: LearnerOption,
+    benchmark: options.Benchmark,
+    learner: options.Learner,
     stream: dict[str, Any],
-    assigned: SetOption = None,
-    seed: SeedOption = 0,
-    shuffled: ShuffledOption = False,
-    every: EveryOption = None,
-    out: OutOption = None,
-    save_every: SaveEveryOption = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    tensorboard: TensorBoardOption = None,
+    assigned: options.Set = None,
+    seed: options.Seed = 0,
+    shuffled: options.Shuffled = False,
+    every: options.Every = None,
+    out: options.Out = None,
+    save_every: options.SaveEvery = None,
+    overwrite: options.Overwrite = False,
+    device: options.Device = None,
+    tensorboard: options.TensorBoard = None,
 ) -> None:
     """Train one learner on one benchmark and write its folder, runs/BENCHMARK/LEARNER-seedN.
 
@@ -67,33 +47,31 @@ def run_command(
 
     gradmem run --benchmark my_module:digits --learner my_module:MyLearner --lr 0.1
     """
-    settings, more = read_settings(benchmark, [learner], assigned or (), ctx.args)
+    settings, more = options.read_settings(benchmark, [learner], assigned or (), ctx.args)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
     folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
-    with Display(console) as display:
+    with Display() as display:
         run = _make(folder, experiment, display, overwrite, tensorboard, save_every)
     console.print(terminal_table(summarize([run])))
-    say(console, f"Written: {folder / 'result.json'}")
+    say(f"Written: {folder / 'result.json'}")
 
 
-@takes_stream()
+@options.takes_stream()
 def compare_command(
     ctx: typer.Context,
-    benchmark: BenchmarkOption,
+    benchmark: options.Benchmark,
     stream: dict[str, Any],
-    learners: LearnersOption = None,
-    assigned: SetOption = None,
-    seeds: Annotated[
-        int, typer.Option(help="How many seeds each, from --seed on.", rich_help_panel=WHAT)
-    ] = 1,
-    seed: SeedOption = 0,
-    shuffled: ShuffledOption = False,
-    every: EveryOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    device: DeviceOption = None,
-    tensorboard: TensorBoardOption = None,
+    learners: options.Learners = None,
+    assigned: options.Set = None,
+    seeds: Annotated[int, options.what("How many seeds each, from --seed on.")] = 1,
+    seed: options.Seed = 0,
+    shuffled: options.Shuffled = False,
+    every: options.Every = None,
+    out: options.Out = None,
+    overwrite: options.Overwrite = False,
+    device: options.Device = None,
+    tensorboard: options.TensorBoard = None,
 ) -> None:
     """Run several learners: one page, one table, pictures, in runs/BENCHMARK.
 
@@ -102,9 +80,9 @@ def compare_command(
     Runs that are finished in the folder are not made again.
     """
     numbers = range(seed, seed + positive_int("--seeds", seeds))
-    where = benchmark_reference(benchmark)
-    chosen = default_learners(where) if learners is None else names_in(learners)
-    settings, more = read_settings(benchmark, chosen, assigned or (), ctx.args)
+    where = lookup.benchmark_reference(benchmark)
+    chosen = default_learners(where) if learners is None else options.names_in(learners)
+    settings, more = options.read_settings(benchmark, chosen, assigned or (), ctx.args)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     planned = plan_runs(benchmark, chosen, numbers, settings, **common)
     root = out or _default_folder(next(iter(planned.values())))
@@ -118,12 +96,12 @@ def _make_all(
     for name, experiment in planned.items():
         RunFolder(root / name, experiment).check(overwrite)  # before the first of them is run
     finished = []
-    with Display(console) as display:
+    with Display() as display:
         for name, experiment in planned.items():
             try:
                 _make(root / name, experiment, display, overwrite, tensorboard)
             except FloatingPointError as error:
-                display.fail(str(error))  # one learner that diverges does not cost the others
+                display.fail(str(error))  # the other learners are run all the same
             else:
                 finished.append(root / name)
     if not finished:
@@ -139,7 +117,7 @@ def _make(
     tensorboard: Path | None = None,
     save_every: int | None = None,
 ) -> Run:
-    """Make a run and show it; one that is finished in the folder is shown as it is."""
+    """Make a run and show its progress; if it is finished in the folder, read it."""
     name = f"{experiment.name}, seed {experiment.seed}"
     display.start(f"{name}, {IID}" if experiment.shuffled else name)
     if not overwrite and (known := finished_run(folder, experiment)):
@@ -148,7 +126,7 @@ def _make(
     with ExitStack() as stack:
         callbacks: list[Any] = [display]
         if tensorboard is not None:
-            log = TensorBoardLog(tensorboard / shown(experiment.benchmark) / folder.name)
+            log = TensorBoardLog(tensorboard / lookup.shown(experiment.benchmark) / folder.name)
             callbacks.append(stack.enter_context(log))
         try:
             return run_into(folder, experiment, callbacks, overwrite, save_every)
@@ -158,9 +136,9 @@ def _make(
             so_far = f" The tasks finished so far are in {rows}." if rows.exists() else ""
             saved = (folder / "checkpoint").exists()
             then = " It is saved: the same command goes on." if saved else ""
-            say(console, f"Interrupted.{so_far}{then}")
+            say(f"Interrupted.{so_far}{then}")
             raise
 
 
 def _default_folder(experiment: Experiment) -> Path:
-    return Path("runs", shown(experiment.benchmark))
+    return Path("runs", lookup.shown(experiment.benchmark))

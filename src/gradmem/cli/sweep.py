@@ -1,4 +1,4 @@
-"""`gradmem sweep`: try settings, choose the best honestly, and run those."""
+"""`gradmem sweep`: try settings, choose the best on held-out data, and run those."""
 
 from __future__ import annotations
 
@@ -7,106 +7,73 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradmem.benchmarks.parts import (
-    BENCHMARKS,
-    benchmark_reference,
-    learner_reference,
-    short_names,
-    shown,
-)
-from gradmem.cli.options import (
-    OWN,
-    WHAT,
-    DeviceOption,
-    LearnersOption,
-    OutOption,
-    RetryFailedOption,
-    SetOption,
-    WorkersOption,
-    absolute,
-    names_in,
-    read_settings,
-    say,
-    takes_stream,
-)
+from gradmem.benchmarks import lookup
+from gradmem.cli import options
+from gradmem.cli.console import console, say
 from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
-from gradmem.runs.folder import check_folder
+from gradmem.evaluation.result import check_folder
 from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
 from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, final_numbers
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["sweep_command"]
 
-console = Console()
-
 FolderArgument = Annotated[Path | None, typer.Argument(help="A sweep's folder, to go on with it.")]
 BenchmarksOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"{', '.join(BENCHMARKS)}, {OWN}; several with commas.", rich_help_panel=WHAT
-    ),
+    str | None, options.what(f"{', '.join(lookup.BENCHMARKS)}, {options.OWN}; several with commas.")
 ]
 GridOption = Annotated[
     str | None,
-    typer.Option(
-        help='A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of '
-        "gradmem's the paper's, Appendix A)",
-        rich_help_panel=WHAT,
+    options.what(
+        'A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of gradmem\'s '
+        "the paper's, Appendix A)"
     ),
 ]
 SeedsOption = Annotated[
-    int | None,
-    typer.Option(help="How many to choose with, from 0 on. (default: 3)", rich_help_panel=WHAT),
+    int | None, options.what("How many to choose with, from 0 on. (default: 3)")
 ]
 SelectOption = Annotated[
     str | None,
-    typer.Option(
-        help="What settings are chosen on. "
-        + "; ".join(f"{name}: {what}" for name, what in MODES.items())
-        + ". (default: validation)",
-        rich_help_panel=WHAT,
+    options.what(
+        "What settings are chosen on. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in MODES.items())
+        + ". (default: validation)"
     ),
 ]
 FinalSeedsOption = Annotated[
     int | None,
-    typer.Option(
-        help="How many to run the chosen settings with, other ones: from "
-        f"{FIRST_FINAL_SEED} on. (default: as --seeds)",
-        rich_help_panel=WHAT,
+    options.what(
+        "How many to run the chosen settings with, other ones: from "
+        f"{FIRST_FINAL_SEED} on. (default: as --seeds)"
     ),
 ]
 HeldOutOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Part of each training set to choose on. (default: 0.1)", rich_help_panel=WHAT
-    ),
+    float | None, options.what("Part of each training set to choose on. (default: 0.1)")
 ]
 FirstTasksOption = Annotated[
-    int | None,
-    typer.Option(help="For --select first-tasks: how many. (default: 3)", rich_help_panel=WHAT),
+    int | None, options.what("For --select first-tasks: how many. (default: 3)")
 ]
 
 
-@takes_stream()
+@options.takes_stream()
 def sweep_command(
     stream: dict[str, Any],
     folder: FolderArgument = None,
     benchmark: BenchmarksOption = None,
-    learners: LearnersOption = None,
+    learners: options.Learners = None,
     grid: GridOption = None,
-    assigned: SetOption = None,
+    assigned: options.Set = None,
     seeds: SeedsOption = None,
     select: SelectOption = None,
     final_seeds: FinalSeedsOption = None,
     held_out: HeldOutOption = None,
     first_tasks: FirstTasksOption = None,
-    out: OutOption = None,
-    device: DeviceOption = None,
-    workers: WorkersOption = None,
-    retry_failed: RetryFailedOption = False,
+    out: options.Out = None,
+    device: options.Device = None,
+    workers: options.Workers = None,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Try all settings of a grid, choose the best, and report those on the test sets.
 
@@ -132,10 +99,13 @@ def sweep_command(
             )
         _run(where, None, workers, retry_failed)
         return
-    names = names_in(benchmark)
-    where = where or Path("sweeps", "-".join(shown(benchmark_reference(name)) for name in names))
-    if _data_of(where) != common.get("data"):
-        common = absolute(common)
+    names = options.names_in(benchmark)
+    where = where or Path(
+        "sweeps", "-".join(lookup.shown(lookup.benchmark_reference(name)) for name in names)
+    )
+    store = Store(where)
+    if not store.exists() or store.sweep().common.get("data") != common.get("data"):
+        common = options.absolute(common)
     known = _read_grid(grid)
     grids = {}
     for name in names:
@@ -145,14 +115,14 @@ def sweep_command(
 
 
 def _run(where: Path, plan: Sweep | None, workers: int | None, retry_failed: bool) -> None:
-    with SweepDisplay(console) as display:
+    with SweepDisplay() as display:
         try:
             executor = workers_for(plan or Store(where).sweep(), workers)
             done = run_sweep(where, plan, executor, retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
             again = f"`gradmem sweep {where}`" if Store(where).exists() else "The same command"
-            say(console, f"Stopped after {display.done} runs, which are kept. {again} goes on.")
+            say(f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
 
@@ -160,17 +130,17 @@ def _run(where: Path, plan: Sweep | None, workers: int | None, retry_failed: boo
 def _report(done: Finished, where: Path) -> None:
     if done.failed:
         n = len(done.failed)
-        say(console, "1 run failed:" if n == 1 else f"{n} runs failed:")
+        say("1 run failed:" if n == 1 else f"{n} runs failed:")
         for experiment, error in done.failed[:5]:
-            say(console, f"  {experiment.key}: {error}")
+            say(f"  {experiment.key}: {error}")
         if n > 5:
-            say(console, f"  and {n - 5} more (failure.json)")
-        say(console, "Settings that failed are not chosen. --retry-failed tries them again.")
+            say(f"  and {n - 5} more (failure.json)")
+        say("Settings that failed are not chosen. --retry-failed tries them again.")
     if not done.runs:
         raise FloatingPointError("no setting finished with all seeds")
     console.print(choices_table(done.choices, "chosen"))
     write_report([run.folder for run in done.runs], where)
-    say(console, f"  {where / 'chosen.json'}")
+    say(f"  {where / 'chosen.json'}")
 
 
 def _numbers(
@@ -207,15 +177,15 @@ def _grid(
 
     A setting that is typed has one value to try.
     """
-    chosen = None if learners is None else names_in(learners)
+    chosen = None if learners is None else options.names_in(learners)
     if known is None:
         found = grid_of(benchmark, chosen)
     else:
         names = known if chosen is None else chosen
         found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
         found = grid_of(benchmark, found)
-    settings, stream = read_settings(benchmark, found, assigned)
-    names_of = short_names(map(learner_reference, found))
+    settings, stream = options.read_settings(benchmark, found, assigned)
+    names_of = lookup.short_names(map(lookup.learner_reference, found))
     fixed = {
         learner: {name: [value] for name, value in settings[names_of[learner]].items()}
         for learner in found
@@ -224,7 +194,7 @@ def _grid(
 
 
 def _read_grid(file: str | None) -> dict[str, Any] | None:
-    """What a file has in place of the benchmark's own grid."""
+    """The grids in a JSON file; None for the benchmark's own."""
     if file is None or file == "paper":
         return None
     try:
@@ -236,9 +206,3 @@ def _read_grid(file: str | None) -> dict[str, Any] | None:
     if not isinstance(known, dict):
         raise ValueError(f'{file} must hold {{"learner": {{"setting": [values]}}}}')
     return known
-
-
-def _data_of(folder: Path) -> str | None:
-    """The data of the sweep in a folder, if there is one."""
-    store = Store(folder)
-    return store.sweep().common.get("data") if store.exists() else None

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from gradmem.benchmarks.parts import shown
-from gradmem.cli.options import say
-from gradmem.evaluation.result import as_text
+from gradmem.benchmarks import lookup
+from gradmem.cli.console import console, say
+from gradmem.files import plain
 from gradmem.runs.folder import Failure
 from gradmem.sweeps import Choice, Event
 
 __all__ = ["SweepDisplay", "choices_table"]
 
 #: Seconds between lines where there is no terminal.
-PAUSE = 10.0
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class SweepDisplay:
     """Called with each `Event`: live where there is a terminal, a line now and then where not."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
         self.done = 0
         self._bars = Bars(
             TextColumn("[bold]{task.description:<10}"),
@@ -44,12 +42,7 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -75,24 +68,18 @@ class SweepDisplay:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event.outcome, Failure) and event.experiment is not None:
-            self.say(f"  {event.experiment.key} failed: {event.outcome.error}")
+            say(f"  {event.experiment.key} failed: {event.outcome.error}")
         now, at_an_end = time.monotonic(), event.experiment is None or event.done == event.total
-        if not at_an_end and now - self._last < PAUSE:
+        if not at_an_end and now - self._last < SECONDS_BETWEEN_LINES:
             return
         self._last = now
         left = _left(event.seconds_left)
-        self.say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
+        say(f"{event.phase}: {event.done} of {event.total} runs{left and ', ' + left}")
         if event.phase == "selection" and event.experiment is not None:
             so_far = "" if event.done == event.total else " so far"
             for choice in event.best:
                 benchmark, learner, settings, acc, seeds = _cells(choice)
-                self.say(
-                    f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds"
-                )
-
-    def say(self, line: str) -> None:
-        """Print a line as it is."""
-        say(self.console, line)
+                say(f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds")
 
 
 def choices_table(best: list[Choice], what: str) -> Table:
@@ -109,8 +96,8 @@ def choices_table(best: list[Choice], what: str) -> Table:
 
 
 def _cells(choice: Choice) -> list[str]:
-    settings = " ".join(f"{name}={value}" for name, value in as_text(choice.settings).items())
-    names = [shown(choice.benchmark), shown(choice.learner)]
+    settings = " ".join(f"{name}={value}" for name, value in plain(choice.settings).items())
+    names = [lookup.shown(choice.benchmark), lookup.shown(choice.learner)]
     return [*names, settings, f"{choice.acc:.3f}", str(choice.seeds)]
 
 

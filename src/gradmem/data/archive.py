@@ -1,4 +1,4 @@
-"""Reading files of a tar archive where it lies, whole or in parts."""
+"""Reading files of a tar archive, whole or in parts, without unpacking it to disk."""
 
 from __future__ import annotations
 
@@ -24,27 +24,15 @@ Plain = io.BufferedIOBase | gzip.GzipFile | lzma.LZMAFile
 
 
 def read_members(paths: Sequence[Path], names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of these names, in the order they lie in the archive, in one pass over it.
+    """The files of these names, in the order of the archive, in one pass over it.
 
-    Nothing is written to disk, and links, folders and members of other names are passed over. So
-    are extended headers, a piece at a time: `tarfile.open` reads them into memory, whatever their
-    size.
+    `paths` are the archive, plain, gzipped or xz-compressed, or its parts in order. Each name has
+    at most 100 characters. Read each file before asking for the next. Links, folders and other
+    members are skipped. So are extended headers, in pieces: `tarfile.open` would read them into
+    memory, whatever their size.
 
-    Parameters
-    ----------
-    paths
-        The archive, plain, gzipped or xz-compressed; or its parts, in order.
-    names
-        What to read, each at most 100 characters. Each file is to be read before the next is asked
-        for.
-
-    Raises
-    ------
-    DataError
-        If some file is not there.
-    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError
-        If the archive is damaged or unpacks to more than `MOST_BYTES`; at the end at the latest,
-        where its checksum stands.
+    A missing file is a `DataError`. A damaged archive, or one that unpacks to more than
+    `MOST_BYTES`, is an error of `DAMAGE`, at the latest after the last file.
     """
     wanted = set(names)
     left = MOST_BYTES

@@ -122,7 +122,7 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
     if isinstance(data, Images):
         return data
     if data is None:
-        # The environment's folder may be for other data sets: CIFAR-100's absence is no error.
+        # The folder in GRADMEM_DATA may hold other data sets only.
         folder = folder_in_environment()
         found = _from_folder(folder) if folder else None
         return found or _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, ADVICE))
@@ -142,7 +142,7 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
 
 
 def _from_folder(folder: Path) -> Cifar100 | None:
-    """What lies in a folder: files, which are read in no time, before an archive."""
+    """CIFAR-100 in a folder, if it is there: unpacked files before an archive, which is slower."""
     places = [folder / place for place in PLACES]
     for place in places:
         if all((place / name).is_file() for name in FILES):
@@ -180,7 +180,7 @@ def _read_archive(paths: Sequence[Path]) -> Cifar100:
 
 
 def _content(stream: IO[bytes], path: Path) -> tuple[Any, ...]:
-    """What is used of one file; the rest, such as 50,000 file names, is let go at once."""
+    """The parts of one file that are used: images and labels, or names."""
     values = read_pickle(stream, str(path))
     try:
         if path.name == "meta":

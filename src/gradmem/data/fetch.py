@@ -57,20 +57,12 @@ def folder_in_environment() -> Path | None:
 
 
 class SourceError(DataError):
-    """A source that is of no use at all, so that asking it for the next file is pointless."""
+    """A source from which no file can be fetched, so that it is not asked for the next one."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a data set.
-
-    Parameters
-    ----------
-    name
-        Its name in the cache and, before any suffix, at its sources.
-    sha256
-        The hash of its content, uncompressed, in hexadecimal.
-    """
+    """A file of a data set: its name in the cache, and the hash of its content, uncompressed."""
 
     name: str
     sha256: str
@@ -90,13 +82,13 @@ class File:
 
 
 class Source(Protocol):
-    """Somewhere files come from."""
+    """Where files are fetched from."""
 
     def open(self, name: str, scratch: Path) -> AbstractContextManager[Stream]:
         """The content of a file, uncompressed.
 
-        `scratch` is a folder of the source's own that outlives the call. A `DataError` or an error
-        of `DAMAGE` means that this file failed; `SourceError` that every file would.
+        `scratch` is a folder of this source, the same in every call. A `DataError` or an error of
+        `DAMAGE` means that this file failed; `SourceError` that every file would.
         """
         ...
 
@@ -135,11 +127,11 @@ class Archive:
     def open(self, name: str, scratch: Path) -> Iterator[Stream]:
         """See `Source.open`."""
         archive = File(self.url.rpartition("/")[2], self.sha256)
-        if not (scratch / archive.name).exists():  # it is, when another file is asked for
+        if not (scratch / archive.name).exists():  # fetched once for all its files
             try:
                 _download(self.url, scratch)
                 archive.check(scratch)
-            except OSError as error:  # and no other file of it can be had
+            except OSError as error:
                 raise SourceError(str(error)) from error
         for _, stream in read_members([scratch / archive.name], [f"{self.folder}/{name}"]):
             yield stream
@@ -203,32 +195,17 @@ def cache_folder() -> Path:
 
 
 def fetch(name: str, files: Sequence[File], sources: Sequence[Source], advice: str) -> Path:
-    """A folder in the cache that holds all of `files`, fetched unless they are there already.
+    """The folder `name` in the cache with all of `files`, which are fetched if it lacks any.
 
-    Processes that ask at the same time wait for the first. If anything fails, or the fetch is
-    interrupted, the cache is left as it was.
-
-    Parameters
-    ----------
-    name
-        The data set's name, and its folder's in the cache.
-    files
-        What it consists of.
-    sources
-        Where files may come from, tried in order.
-    advice
-        What to do without the files, for the error message.
-
-    Raises
-    ------
-    DataError
-        If some file cannot be had; says what was wrong with each source.
+    Sources are tried in order. Processes that ask at the same time wait for the first. If anything
+    fails, or the fetch is interrupted, the cache is left as it was, and the `DataError` says what
+    was wrong with each source, and `advice`.
     """
     if named := os.environ.get("GRADMEM_DATA"):
         advice += f" GRADMEM_DATA is {named!r}, where {name} was not found."
     folder = cache_folder() / name
     try:
-        # Looking needs no lock, because whole files are moved in; so the cache may be read-only.
+        # Reading needs no lock, because whole files are moved in: the cache may be read-only.
         if not _missing(files, folder):
             return folder
         from filelock import FileLock

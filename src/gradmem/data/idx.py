@@ -30,22 +30,8 @@ def read_idx(path: Path, ndim: int) -> Tensor:
     big-endian bytes, and then exactly as many values as the dimensions call for. No more than that
     is read, whatever a .gz file unpacks to.
 
-    Parameters
-    ----------
-    path
-        The file, gzipped if its name ends in `.gz`.
-    ndim
-        How many dimensions it must have: 3 for images, 1 for labels.
-
-    Returns
-    -------
-    Tensor
-        uint8, of `ndim` dimensions.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or is anything but such an array, whole and with nothing after.
+    The file is gzipped if its name ends in `.gz`. It must have `ndim` dimensions: 3 for images, 1
+    for labels. A `DataError` says what is wrong with it.
     """
     with (
         damage_named(path),
@@ -85,7 +71,7 @@ def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
 
 
 def _fill(values: NDArray[np.uint8], stream: IO[bytes] | gzip.GzipFile) -> int:
-    """Read `values` from a stream; how many it had for them."""
+    """Fill `values` from a stream; returns how many values the stream had."""
     flat, found = values.reshape(-1), 0
     while piece := stream.read(min(1 << 20, flat.size - found)):
         flat[found : found + len(piece)] = np.frombuffer(piece, np.uint8)

@@ -104,7 +104,7 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
 def _find_or_fetch() -> dict[str, Path]:
     folder = folder_in_environment()
     paths = _find(folder) if folder else {}
-    if len(paths) == len(FILES):  # else the folder is for other data sets, which is no error
+    if len(paths) == len(FILES):  # else the folder holds other data sets only
         return paths
     folder = fetch("mnist", list(FILES.values()), SOURCES, ADVICE)
     return {key: folder / file.name for key, file in FILES.items()}

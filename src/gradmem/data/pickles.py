@@ -143,7 +143,7 @@ class _Dict(dict[str | bytes, Any]):
 
 
 class _Name(str):
-    """What stands for something that a pickle names: a text that is matched, never called."""
+    """The name of a class or function in a pickle: it is compared, never called."""
 
 
 class _Array:
@@ -178,7 +178,7 @@ class _Unpickler(pickle._Unpickler):
         return _Name(name)
 
     def load_frame(self) -> None:
-        self.read(8)  # how long a stretch is: a help for readers that read ahead
+        self.read(8)  # a frame's length, which is not needed
 
     def load_empty_dict(self) -> None:
         self.append(_Dict())
@@ -194,7 +194,7 @@ class _Unpickler(pickle._Unpickler):
         self.append(str(data, "utf-8"))
 
     def load_reduce(self) -> None:
-        """Append what a call would give; calls that real files make are known, and no other."""
+        """Append what a call would return; only the calls in real files are known."""
         arguments, name = self.stack.pop(), self.stack.pop()
         made: Any
         match name, arguments:

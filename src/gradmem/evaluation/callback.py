@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and to whom."""
+"""Callbacks of a run, and the progress that they are given."""
 
 from __future__ import annotations
 

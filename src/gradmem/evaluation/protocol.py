@@ -18,7 +18,7 @@ from torch import Tensor
 from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.checkpointing import RunCheckpoint
-from gradmem.evaluation.result import Matrix, Result, as_text
+from gradmem.evaluation.result import Matrix, Result
 from gradmem.evaluation.scores import Score, accuracy, name_of, total
 from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
@@ -27,7 +27,7 @@ from gradmem.streams.examples import are_class_ids
 from gradmem.trees import leaves, size
 from gradmem.validation import positive_int
 
-__all__ = ["Progress", "Result", "run"]
+__all__ = ["run"]
 
 #: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
 EVALUATION_BATCH = 2000
@@ -102,13 +102,13 @@ def run(
         raise ValueError("save_every needs a checkpoint folder to save to")
     if checkpoint is not None and not isinstance(checkpoint, RunCheckpoint):
         checkpoint = RunCheckpoint(checkpoint, save_every)
-    made = _Run(learner, continuum, every, score or accuracy, hooks, checkpoint)
+    started = _Run(learner, continuum, every, score or accuracy, hooks, checkpoint)
     with checkpoint.watching_signals() if checkpoint else nullcontext():
-        return made.made()
+        return started.result()
 
 
 class _Run:
-    """A run that is under way."""
+    """The state of a run: the learner, the clocks, and the scores measured so far."""
 
     def __init__(
         self,
@@ -128,12 +128,13 @@ class _Run:
         self.position = (0, 0)  # tasks that are learned, mini-batches of the next one
         self.learner, self.every, self.score, self.hooks = learner, every, score, hooks
         self.device = torch.device(getattr(learner, "device", None) or "cpu")
+        self.on_gpu = self.device.type == "cuda"
         self.continuum = continuum.to(self.device)
         self.observe, self.predict = learner.observe, learner.predict
         if isinstance(learner, Learner):
             learner.outputs = {**continuum.outputs, **learner.outputs}
-            seen = _look_at(learner, self.continuum)
-            if seen or self._on_gpu:  # a look at every batch would wait for the GPU every time
+            all_checked = _check_data(learner, self.continuum)
+            if all_checked or self.on_gpu:  # checking every batch would wait for the GPU each time
                 self.observe = _unchecked(learner.observe)
                 self.predict = _unchecked(learner.predict)
         self.settle = getattr(learner, "settle", None)
@@ -143,12 +144,8 @@ class _Run:
         self.curves: list[tuple[int, Matrix]] = []
         self.config = _config(learner, self.continuum, every, self.device)
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    def made(self) -> Result:
-        """Train, evaluate, and tell the callbacks."""
+    def result(self) -> Result:
+        """Train and evaluate on all tasks, and call the callbacks."""
         if not self._resume():
             self._measure()
         for i in range(self.position[0], self.continuum.n_tasks):
@@ -164,7 +161,7 @@ class _Run:
         return result
 
     def _learn(self, i: int) -> None:
-        """One stretch of training, measured at its end."""
+        """Train on the i-th task, and measure the scores after it."""
         skipped = self.position[1]
         for n, (x, t, y) in enumerate(self.continuum[i]):
             if n < skipped:
@@ -226,17 +223,17 @@ class _Run:
 
     def _measure(self) -> None:
         """Add a point to the learning curves."""
-        if self._on_gpu:
-            with self.training:  # a GPU's steps are only begun when `observe` returns
+        if self.on_gpu:
+            with self.training:  # `observe` returns before the GPU has done its step
                 torch.cuda.synchronize(self.device)
         with self.evaluation:
             self.curves.append((self.examples, self._scores()))
 
     def _scores(self) -> Matrix:
-        """Mean scores on all tasks: (T,). The device is waited for once."""
+        """Mean scores on all tasks: (T,). Waits for the device once, at the end."""
         sums, counts = [], []
         for t, test in self.continuum.tests.items():
-            n = len(test) if self._on_gpu and isinstance(test, Examples) else EVALUATION_BATCH
+            n = len(test) if self.on_gpu and isinstance(test, Examples) else EVALUATION_BATCH
             for x, y in test.batches(n):
                 sums.append(total(self.score, self.predict(x, t), y, size(y)))
             counts.append((len(test), -(-len(test) // n)))
@@ -244,7 +241,7 @@ class _Run:
         means = np.array([sum(next(values) for _ in range(n)) / whole for whole, n in counts])
         if not np.isfinite(means).all():
             if self.settle is not None:
-                self.settle()  # a learner knows better what went wrong
+                self.settle()  # raises the learner's own error, which says more
             label = self.continuum.labels()[int(np.argmin(np.isfinite(means)))]
             raise FloatingPointError(
                 f"{name_of(self.score)} is not finite on {label} after {self.examples} examples: "
@@ -300,34 +297,34 @@ def _hooks(callbacks: Iterable[Any]) -> dict[str, list[Callable[..., None]]]:
     return hooks
 
 
-def _look_at(learner: Learner, continuum: Continuum) -> bool:
-    """Check the data before the run; of what is read lazily, the first batch.
+def _check_data(learner: Learner, continuum: Continuum) -> bool:
+    """Check the data before the run; of a `DatasetExamples`, the first batch.
 
     Returns whether all data were checked.
     """
     classes: set[int] = set()
     size = continuum.batch_size
     for task in continuum.tasks:
-        _look_at_examples(learner, task.t, task.train, learner.check, size)
+        _check_examples(learner, task.t, task.train, learner.check, size)
         if size == 1 or len(task.train) % size == 1:  # a batch of one is not for every network
             x, y = task.train[:1]
             learner.check(x, task.t, y)
         if isinstance(task.train, Examples) and are_class_ids(task.train.y):
             classes |= set(task.train.y.unique().tolist())
     for t, test in continuum.tests.items():
-        _look_at_examples(learner, t, test, learner.check_test, size)
+        _check_examples(learner, t, test, learner.check_test, size)
     learner.check_all([task.t for task in continuum.tasks], classes)
     sets = [*(task.train for task in continuum.tasks), *continuum.tests.values()]
     return all(isinstance(examples, Examples) for examples in sets)
 
 
-def _look_at_examples(
+def _check_examples(
     learner: Learner, t: Any, examples: Any, check: Callable[..., None], batch_size: int
 ) -> None:
     if not isinstance(examples, Examples):
         x, y = examples[:batch_size]
         return check(x, t, y)
-    # Pixels stored as bytes are finite: only their labels are looked at as a whole.
+    # Integers are always finite: of such inputs two are checked, and all labels.
     whole = any(leaf.is_floating_point() for leaf in leaves(examples.x))
     x, y = examples[:] if whole else examples[:2]
     check(x, t, y)
@@ -336,9 +333,9 @@ def _look_at_examples(
 
 
 def _unchecked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method without its own look at the data; as it is where a subclass has no `check`."""
-    offers = "check" in inspect.signature(method).parameters
-    return partial(method, check=False) if offers else method
+    """The method with `check=False`; as it is if a subclass's method has no such parameter."""
+    has_check = "check" in inspect.signature(method).parameters
+    return partial(method, check=False) if has_check else method
 
 
 def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
@@ -351,7 +348,7 @@ def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
 def _config(
     learner: Any, continuum: Continuum, every: int | None, device: torch.device
 ) -> dict[str, Any]:
-    """What is known of a run, with an `Experiment`'s names."""
+    """What is known of a run, with the names that `Experiment.config` uses."""
     names = {kind: name for name, kind in LEARNERS.items()}
     offered = getattr(learner, "settings", None)
     settings = dict(offered) if isinstance(offered, Mapping) else {}
@@ -371,7 +368,7 @@ def _config(
         "every": every,
         "device": str(device),
     }
-    return as_text(config)  # type: ignore[no-any-return]
+    return plain(config)  # type: ignore[no-any-return]
 
 
 class _StopWatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from gradmem.evaluation.machine import versions
 from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
 from gradmem.files import plain, write_json
 
-__all__ = ["Matrix", "Result", "ResultFolder", "as_text", "check_folder"]
+__all__ = ["Matrix", "Result", "ResultFolder", "check_folder"]
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -131,7 +129,7 @@ class Result:
         return target.path
 
     def described(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What result.json holds; `config` instead of this result's own names the run."""
+        """What result.json holds; `config` replaces this result's own."""
         config = self.config if config is None else config
         metrics = self.metrics
         found = {
@@ -158,13 +156,13 @@ class Result:
 class ResultFolder:
     """The folder of one run, whose `config` says which.
 
-    While the run goes on, the rows of R measured so far are kept in `partial.json`, so that a run
-    that is interrupted or killed leaves what it knew. `result.json` is only there when it is done.
+    While the run goes on, `partial.json` may hold the rows of R measured so far, also after the run
+    was interrupted or killed. `result.json` is only there when the run is done.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self.config: dict[str, Any] = as_text(dict(config))
+        self.config: dict[str, Any] = plain(dict(config))
 
     def check(self, overwrite: bool = False) -> None:
         """Raise ValueError if it already holds the result of something else."""
@@ -186,7 +184,7 @@ class ResultFolder:
         """Make the folder, unless it already holds the result of something else."""
         self.check(overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        if overwrite:  # what is replaced must not be taken for this run's
+        if overwrite:
             for name in ("result.json", "partial.json"):
                 (self.path / name).unlink(missing_ok=True)
         write_json(self.path / "config.json", self.config)
@@ -203,37 +201,12 @@ class ResultFolder:
         except Timeout:
             raise ValueError(f"another run is being made in {self.path}: wait for it") from None
 
-    def save_partial(self, result: Result) -> None:
-        """Keep what has been measured so far."""
-        write_json(self.path / "partial.json", as_text(result.described(self.config)))
-
     def write(self, result: Result) -> dict[str, Any]:
-        """Keep the whole result; what result.json then holds."""
-        written: dict[str, Any] = as_text(result.described(self.config))
+        """Write result.json, and return what it holds."""
+        written: dict[str, Any] = plain(result.described(self.config))
         write_json(self.path / "result.json", written)
         (self.path / "partial.json").unlink(missing_ok=True)
         return written
-
-
-def as_text(value: Any) -> Any:
-    """`value` as JSON knows it; what JSON has no way to write (a function, a module) is named.
-
-    Examples
-    --------
-    >>> as_text({"lr": 0.1, "loss": torch.nn.functional.mse_loss, "clip": torch.tensor(1.0)})
-    {'lr': 0.1, 'loss': 'mse_loss', 'clip': 1.0}
-    """
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    value = plain(value)
-    if isinstance(value, dict):
-        return {name: as_text(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [as_text(part) for part in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    # Without the address in memory, which is another one in every run.
-    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def check_folder(path: Path, option: str = "--out") -> None:

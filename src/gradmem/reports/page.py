@@ -13,7 +13,7 @@ import numpy as np
 
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
-from gradmem.reports.summary import SEEDS, Row, bounds, conditions, memory_lines
+from gradmem.reports.summary import Row, bounds, conditions, flat_config, memory_lines
 from gradmem.runs.folder import COUNTS, Run, printable
 
 __all__ = ["page_data", "write_page"]
@@ -37,20 +37,8 @@ SCRIPTS = ("numbers.js", "charts.js", "page.js")
 def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()) -> Path:
     """Write the page about `rows` to `path`, a file of about 5 MB, most of it Plotly's code.
 
-    Parameters
-    ----------
-    rows
-        What `summarize` made of the runs. The page recomputes means and intervals over the seeds
-        that its reader chooses.
-    path
-        The file; its folder must exist.
-    failed
-        What else was tried, and how it ended: lines of `failed_lines`.
-
-    Returns
-    -------
-    Path
-        `path`.
+    The page computes means and intervals over the seeds that its reader chooses. `failed` are the
+    lines of `failed_lines`. The folder of `path` must exist; returns `path`.
     """
     from jinja2 import Environment
     from markupsafe import Markup
@@ -86,50 +74,29 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
     `CURVE_NUMBERS` are thinned out; a curve that is just the rows of R is left out, since the page
     can make it.
     """
+    from scipy.special import stdtrit
+
     runs = [run for row in rows for run in row.runs]
-    numbers = sum(run.R.size for run in runs)
     columns = sum(run.R.shape[1] for run in runs)
     points = min(CURVE_POINTS, max(2, CURVE_NUMBERS // columns))
-    per_run = numbers <= MATRIX_NUMBERS
+    per_run = sum(run.R.size for run in runs) <= MATRIX_NUMBERS
     lines = memory_lines(rows)
     line_of = {id(row): i for i, line in enumerate(lines) for row in line.rows}
-    look = styles(row.learner for row in rows)
     members: dict[str, list[Row]] = {}
     for row in rows:
         members.setdefault(row.benchmark, []).append(row)
-    bounded = {benchmark: bounds(alike) is not None for benchmark, alike in members.items()}
+    bounded = {name for name, own in members.items() if bounds(own) is not None}
+    look = styles(row.learner for row in rows)
     return {
         "published": PUBLISHED,
-        "t": _quantiles(max(len(row.runs) for row in rows)),
-        "learners": {
-            name: {
-                "colour": look[name].colour,
-                "symbol": look[name].symbol,
-                "pattern": look[name].pattern,
-                "glyph": look[name].glyph,
-            }
-            for name in look
-            if any(row.learner == name for row in rows)
-        },
+        # Student's t at 97.5% for 1, 2, … degrees of freedom: browsers have none.
+        "t": [float(stdtrit(n, 0.975)) for n in range(1, max(len(row.runs) for row in rows))],
+        "learners": {name: asdict(style) for name, style in look.items()},
         "variants": [asdict(variant) for variant in VARIANTS],
         "lines": [line.name for line in lines],
         "rows": [
-            {
-                "benchmark": row.benchmark,
-                "learner": row.learner,
-                "name": row.name,
-                "base": row.runs[0].name,
-                "score": row.score,
-                "bounded": bounded[row.benchmark],
-                "digits": row.digits,
-                "unit": UNIT if row.score == ACCURACY else 1,
-                "memory": row.memory,
-                "line": line_of.get(id(row)),
-                "published": published(row),
-                "settings": _settings(row.runs[0]),
-                "conditions": list(conditions(row.runs[0])),
-            }
-            | ({} if per_run else {"R": _short(row.R, row.score), "baseline": _baseline(row)})
+            _row_data(row, per_run)
+            | {"bounded": row.benchmark in bounded, "line": line_of.get(id(row))}
             for row in rows
         ],
         "runs": [
@@ -138,6 +105,29 @@ def page_data(rows: Sequence[Row]) -> dict[str, Any]:
             for place, run in enumerate(row.runs)
         ],
     }
+
+
+def _row_data(row: Row, per_run: bool) -> dict[str, Any]:
+    """What is known of a row; with its mean R unless every run has its own."""
+    first = row.runs[0]
+    data = {
+        "benchmark": row.benchmark,
+        "learner": row.learner,
+        "name": row.name,
+        "base": first.name,
+        "score": row.score,
+        "digits": row.digits,
+        "unit": UNIT if row.score == ACCURACY else 1,
+        "memory": row.memory,
+        "published": published(row),
+        "settings": _settings(first),
+        "conditions": list(conditions(first)),
+    }
+    if per_run:
+        return data
+    known = [run.result["baseline"] for run in row.runs if run.result.get("baseline")]
+    baseline = np.mean(known, axis=0) if known else None
+    return data | {"R": _short(row.R, row.score), "baseline": _short(baseline, row.score)}
 
 
 def _run_data(run: Run, row: int, place: int, points: int, per_run: bool) -> dict[str, Any]:
@@ -178,26 +168,11 @@ def _short(values: Any, score: str) -> Any:
     return np.vectorize(lambda value: float(f"{value:.{DIGITS}g}"))(values).tolist()
 
 
-def _baseline(row: Row) -> Any:
-    known = [run.result["baseline"] for run in row.runs if run.result.get("baseline")]
-    return _short(np.mean(known, axis=0), row.score) if known else None
-
-
-def _quantiles(most: int) -> list[float]:
-    """Student's t at 97.5% for 1, 2, … degrees of freedom: browsers have none."""
-    from scipy.special import stdtrit
-
-    return [float(stdtrit(n, 0.975)) for n in range(1, most)]
-
-
 def _settings(run: Run) -> dict[str, str]:
     """Everything that was chosen for a run but its seed, as text to show."""
-    others = (*SEEDS, "settings")
-    flat = {name: value for name, value in run.config.items() if name not in others}
-    flat |= run.config.get("settings", {})
     return {
         str(name): value if isinstance(value, str) else json.dumps(value)
-        for name, value in flat.items()
+        for name, value in flat_config(run).items()
         if name not in ("benchmark", "learner") and value is not None
     }
 

@@ -26,23 +26,24 @@ METRICS = ("acc", "bwt", "fwt")
 FORMATS = ("png", "pdf")
 
 #: A published curve, under the measured one of its colour.
-THIN: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 1.1, "alpha": 0.8, "zorder": 1}
+DOTTED: dict[str, Any] = {"linestyle": (0, (1, 1.2)), "linewidth": 1.1, "alpha": 0.8, "zorder": 1}
+
+#: Published values among the bars.
+DIAMONDS: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "d",
+    "markersize": 5,
+    "markerfacecolor": "white",
+    "markeredgecolor": "black",
+    "zorder": 3,
+}
 
 
 def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
     """Draw each benchmark's matrices R, first task, bars and, where it varies, memory.
 
-    Parameters
-    ----------
-    rows
-        What to draw. Of a benchmark with many, every learner's best ones are drawn.
-    folder
-        Where the files go; it is made if need be.
-
-    Returns
-    -------
-    list of Path
-        The files written.
+    Of a benchmark with many rows, every learner's best ones are drawn. The folder is made if need
+    be; returns the files written.
     """
     folder = Path(folder)
     look = styles(row.learner for row in rows)
@@ -62,7 +63,7 @@ def draw_pictures(rows: Sequence[Row], folder: str | Path) -> list[Path]:
 
 
 def _matrix(row: Row, folder: Path) -> list[Path]:
-    """R as a heat map: what was learned lies on the diagonal, what was kept to the lower left."""
+    """R as a heat map: a row per task learned, a column per task tested."""
     R = row.R
     n_rows, T = R.shape
     flat = n_rows * 2 < T
@@ -92,30 +93,27 @@ def draw_first_task(
     benchmark: str,
     rows: Sequence[Row],
     folder: str | Path,
-    look: dict[str, Style] | None = None,
+    look: dict[str, Style],
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
     """The test score on the first task as more of the continuum is observed (Figure 1, right)."""
-    look = look or styles(row.learner for row in rows)
     figure, axes = _figure(width=7, height=4.2)
     for row in rows:
         examples, scores = row.first_task
-        alike = [other for other in rows if other.learner == row.learner]
         axes.plot(
             examples,
             scores,
             markevery=max(1, len(examples) // 20),
             markersize=5,
-            **_line(look[row.learner], _variant(alike.index(row))),
+            **_line(look[row.learner], _variant(row, rows)),
             label=_short(row.name),
         )
-    for row in rows:
-        known = published_first_task(row)
-        if known is not None:
-            x = np.linspace(0, row.first_task[0][-1], len(known))
-            axes.plot(x, known, color=look[row.learner].colour, **THIN)
-    if any(published_first_task(row) is not None for row in rows):
-        axes.plot([], [], color="black", label=PUBLISHED, **THIN)
+    known = [(row, values) for row in rows if (values := published_first_task(row))]
+    for row, values in known:
+        x = np.linspace(0, row.first_task[0][-1], len(values))
+        axes.plot(x, values, color=look[row.learner].colour, **DOTTED)
+    if known:
+        axes.plot([], [], color="black", label=PUBLISHED, **DOTTED)
     axes.set_title(f"First task of {_short(benchmark)}, as more tasks are learned", wrap=True)
     axes.set_xlabel("examples observed")
     axes.set_ylabel(f"{_short(rows[0].runs[0].measure, 40)} on the first task")
@@ -129,47 +127,17 @@ def draw_bars(
     benchmark: str,
     rows: Sequence[Row],
     folder: str | Path,
-    look: dict[str, Style] | None = None,
+    look: dict[str, Style],
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
     """ACC, BWT and FWT side by side, as in the paper's Figure 1."""
-    look = look or styles(row.learner for row in rows)
     figure, axes = _figure(width=7, height=3.6)
     width = 0.8 / len(rows)
-    marks: list[tuple[float, float]] = []
     for i, row in enumerate(rows):
-        estimates = [row.estimate(name) for name in METRICS]
         x = np.arange(len(METRICS)) + (i - (len(rows) - 1) / 2) * width
-        style = look[row.learner]
-        alike = [other for other in rows if other.learner == row.learner]
-        variant = _variant(alike.index(row))
-        means = [estimate.mean for estimate in estimates]
-        axes.bar(
-            x,
-            means,
-            width * 0.92,
-            color=paler(style.colour, variant.shade),
-            edgecolor="black" if variant.ruled else "white",
-            hatch="||" if variant.ruled else style.hatch,
-            label=_short(row.name),
-        )
-        halves = [_or_zero(estimate.half_width) for estimate in estimates]
-        if any(halves):
-            _whiskers(axes, x, means, halves, min(3, 20 * width))
-        known = published(row)
-        if known is not None:
-            marks += list(zip(x, known.values(), strict=True))
-    if marks:
-        axes.plot(
-            *zip(*marks, strict=True),
-            linestyle="none",
-            marker="d",
-            markersize=5,
-            markerfacecolor="white",
-            markeredgecolor="black",
-            label=PUBLISHED,
-            zorder=3,
-        )
+        _bars_of_row(axes, x, width, row, look[row.learner], _variant(row, rows))
+    if any(published(row) for row in rows):
+        axes.plot([], [], label=PUBLISHED, **DIAMONDS)
     axes.axhline(0, color="black", linewidth=0.8)
     if rows[0].score != "accuracy":
         axes.set_ylabel(_short(rows[0].score, 40))
@@ -184,21 +152,39 @@ def draw_bars(
     return _save(figure, folder, f"bars-{_slug(benchmark)}", formats)
 
 
+def _bars_of_row(axes: Any, x: Any, width: float, row: Row, style: Style, variant: Variant) -> None:
+    """A row's bars at the positions `x`, with intervals and, as diamonds, the published values."""
+    estimates = [row.estimate(name) for name in METRICS]
+    means = [estimate.mean for estimate in estimates]
+    axes.bar(
+        x,
+        means,
+        width * 0.92,
+        color=paler(style.colour, variant.shade),
+        edgecolor="black" if variant.ruled else "white",
+        hatch="||" if variant.ruled else style.hatch,
+        label=_short(row.name),
+    )
+    halves = [_or_zero(estimate.half_width) for estimate in estimates]
+    if any(halves):
+        _whiskers(axes, x, means, halves, min(3, 20 * width))
+    if known := published(row):
+        axes.plot(x, list(known.values()), **DIAMONDS)
+
+
 def _memory(
     benchmark: str, lines: Sequence[MemoryLine], look: dict[str, Style], folder: Path
 ) -> list[Path]:
     """ACC against examples remembered."""
     figure, axes = _figure(width=7, height=3.6)
     for line in lines:
-        learner = line.rows[0].learner
-        alike = [other for other in lines if other.rows[0].learner == learner]
         estimates = [row.estimate("acc") for row in line.rows]
         axes.errorbar(
             [row.memory for row in line.rows],
             [estimate.mean for estimate in estimates],
             yerr=[_or_zero(estimate.half_width) for estimate in estimates],
             markersize=5,
-            **_line(look[learner], _variant(alike.index(line))),
+            **_line(look[line.learner], _variant(line, lines)),
             capsize=3,
             label=_short(line.name),
         )
@@ -224,8 +210,10 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _variant(place: int) -> Variant:
-    return VARIANTS[place % len(VARIANTS)]
+def _variant(one: Row | MemoryLine, among: Sequence[Row | MemoryLine]) -> Variant:
+    """What tells a row or line from the others of its learner."""
+    alike = [other for other in among if other.learner == one.learner]
+    return VARIANTS[alike.index(one) % len(VARIANTS)]
 
 
 def _line(style: Style, variant: Variant) -> dict[str, Any]:
@@ -308,5 +296,5 @@ def _slug(name: str) -> str:
     slug = re.sub(r"[^A-Za-z0-9.=]+", "-", name).strip("-")
     if len(slug) <= 80 and name.isascii():
         return slug
-    # What is cut off or has no ASCII letters must still tell two files apart.
+    # Names that are cut, or lose letters that are not ASCII, stay different by a hash.
     return f"{slug[:70]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""What the paper has for a row, where it has something that can be compared."""
+"""The paper's values for a row, if the row is one of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gradmem.reports.summary import Row
 
 __all__ = ["PUBLISHED", "published", "published_first_task"]
 
-#: What such a value is called in a legend.
+#: The name of such values in a legend.
 PUBLISHED = "published (one run)"
 
 #: What a config calls data that are not the paper's.
-NOT_THE_PAPERS = ("sample", "other")
+OTHER_DATA = ("sample", "other")
 
 #: Settings that decide how a learner computes, not what it learns.
-HOW = ("gradients", "precision", "graphs")
+COMPUTATION = ("gradients", "precision", "graphs")
 
 
 def published(row: Row) -> dict[str, float] | None:
@@ -51,12 +51,12 @@ def _is_the_papers(row: Row) -> bool:
     chosen = {name: v for name, v in config.get("settings", {}).items() if v is not None}
     sizes = ("examples_per_task", "batch_size", "epochs")
     return (
-        "data" in config  # else nobody knows what they were
-        and config["data"] not in NOT_THE_PAPERS
+        "data" in config
+        and config["data"] not in OTHER_DATA
         and row.runs[0].R.shape == (paper["n_tasks"],) * 2
         and config.get("order") is None
         and not config.get("shuffled")
         and all(config.get(name) in (paper[name], None) for name in sizes)
-        and {name: v for name, v in chosen.items() if name not in HOW}
+        and {name: v for name, v in chosen.items() if name not in COMPUTATION}
         == paper["learners"][row.learner]
     )

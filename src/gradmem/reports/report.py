@@ -40,7 +40,7 @@ class Report:
 
 
 def report(runs: Source | Iterable[Source], out: str | os.PathLike[str]) -> Path:
-    """Write a page, a table and pictures about runs, whoever made them.
+    """Write a page, a table and pictures about runs.
 
     Parameters
     ----------

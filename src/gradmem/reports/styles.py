@@ -1,4 +1,4 @@
-"""How a learner looks, in every picture and on the page: the same everywhere."""
+"""The colour, mark and pattern of each learner, the same in all pictures and on the page."""
 
 from __future__ import annotations
 

@@ -21,13 +21,14 @@ __all__ = [
     "bounds",
     "conditions",
     "failed_lines",
+    "flat_config",
     "leading",
     "memory_lines",
     "seeds_text",
     "summarize",
 ]
 
-#: Where a config has its seed; `seeds` if those of the continuum and the learner are all it knows.
+#: Entries of a config with seeds; `Result.save` writes `seeds`, of the continuum and the learner.
 SEEDS = ("seed", "seeds")
 
 
@@ -54,9 +55,9 @@ class Estimate:
         """The mean, ± the half width where there is one; a dash where it is not defined."""
         if math.isnan(self.mean):
             return "–"
-        signed, digits = spec.startswith("+"), spec.lstrip("+")
-        text = format(self.mean, f"+z{digits}" if signed else f"z{digits}")  # no minus before 0
-        return text if self.half_width is None else f"{text} ± {self.half_width:{spec.lstrip('+')}}"
+        digits = spec.lstrip("+")
+        text = format(self.mean, spec.replace(digits, f"z{digits}"))  # z: no minus before 0
+        return text if self.half_width is None else f"{text} ± {self.half_width:{digits}}"
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Row:
 
     @property
     def memory(self) -> int | None:
-        """Examples remembered in all once every task is known; None for who remembers none."""
-        config = _without_seed(self.runs[0])
+        """Examples remembered in all after the last task; None for learners without a memory."""
+        config = flat_config(self.runs[0])
         each = int(self.runs[0].R.shape[1])
         for name, times in (("budget", 1), ("memories", each)):
             size = config.get(name)
@@ -131,21 +132,25 @@ class MemoryLine:
     name: str
     rows: tuple[Row, ...]
 
+    @property
+    def learner(self) -> str:
+        return self.rows[0].learner
+
 
 def summarize(runs: Sequence[Run]) -> list[Row]:
     """One row per experiment, benchmarks by name, learners in the paper's order.
 
-    Rows whose names would be the same are told apart by the settings in which they differ. All rows
-    of a benchmark say in which `conditions` they differ.
+    A row's name has the settings in which it differs from other rows of its learner, and the
+    `conditions` in which it differs from other rows of its benchmark.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         # Only matrices and curves of one size have a mean.
         size = [run.R.shape, run.result["curves"]["examples"]]
-        key = json.dumps([_without_seed(run), run.score, size], sort_keys=True)
+        key = json.dumps([flat_config(run), run.score, size], sort_keys=True)
         groups.setdefault(key, []).append(run)
     members = sorted(groups.values(), key=lambda group: _place(group[0]))
-    names = _names([(group[0], _without_seed(group[0])) for group in members])
+    names = _names([(group[0], flat_config(group[0])) for group in members])
     return [
         Row(group[0].benchmark, name, tuple(group))
         for group, name in zip(members, names, strict=True)
@@ -170,17 +175,14 @@ def failed_lines(failures: Sequence[Failure]) -> list[str]:
 
 def bounds(rows: Sequence[Row]) -> tuple[float, float] | None:
     """(0, 1) if all scores of the rows lie between; None: an axis goes by its values."""
-    runs = [run for row in rows for run in row.runs]
-    inside = (np.min(v) >= 0 and np.max(v) <= 1 for run in runs for v in _scores(run))
+    results = [run.result for row in rows for run in row.runs]
+    scores = [values for one in results for values in (one["R"], one["curves"]["accuracy"])]
+    inside = (np.min(values) >= 0 and np.max(values) <= 1 for values in scores)
     return (0.0, 1.0) if all(inside) else None
 
 
-def _scores(run: Run) -> list[Any]:
-    return [run.R, run.result["curves"]["accuracy"]]
-
-
 def conditions(run: Run) -> dict[str, Any]:
-    """What a run was made with but for its learner, the learner's settings and the seed."""
+    """A run's config without its benchmark, its learner, the learner's settings and the seed."""
     # Whether the data were shuffled is in every run's name.
     others = ("benchmark", "learner", "settings", *SEEDS, "shuffled", "code")
     return {name: value for name, value in run.config.items() if name not in others}
@@ -222,7 +224,8 @@ def memory_lines(rows: Sequence[Row]) -> list[MemoryLine]:
     ]
 
 
-def _without_seed(run: Run) -> dict[str, Any]:
+def flat_config(run: Run) -> dict[str, Any]:
+    """A run's config without its seed, the learner's settings among the other entries."""
     others = (*SEEDS, "settings")
     flat = {name: value for name, value in run.config.items() if name not in others}
     settings: dict[str, Any] = run.config.get("settings", {})
@@ -230,14 +233,14 @@ def _without_seed(run: Run) -> dict[str, Any]:
 
 
 def _without_memory(run: Run) -> dict[str, Any]:
-    flat = _without_seed(run)
-    return {name: value for name, value in flat.items() if name not in ("memories", "budget")}
+    sizes = ("memories", "budget")
+    return {name: value for name, value in flat_config(run).items() if name not in sizes}
 
 
 def _place(run: Run) -> tuple[Any, ...]:
     names = list(LEARNERS)
     place = names.index(run.learner) if run.learner in names else len(names)
-    text = json.dumps(_without_seed(run), sort_keys=True)
+    text = json.dumps(flat_config(run), sort_keys=True)
     # Every second part is a number: 64 memories come before 256, and 256 before 1024.
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", text)
     natural = tuple(float(part) if i % 2 else part for i, part in enumerate(parts))
@@ -245,21 +248,18 @@ def _place(run: Run) -> tuple[Any, ...]:
 
 
 def _names(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
-    """A name for each run, with the conditions and settings in which it differs from others.
-
-    Conditions are those of all runs on its benchmark, settings those of its namesakes.
-    """
-    neighbours: dict[str, list[dict[str, Any]]] = {}
-    namesakes: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """A name for each run, with its settings; see `summarize` for those that are in the name."""
+    same_benchmark: dict[str, list[dict[str, Any]]] = {}
+    same_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run, settings in members:
-        neighbours.setdefault(run.benchmark, []).append(conditions(run))
-        namesakes.setdefault((run.benchmark, run.name), []).append(settings)
-    across = {key: _differing(alike) for key, alike in neighbours.items()}
-    within = {key: _differing(alike) for key, alike in namesakes.items()}
+        same_benchmark.setdefault(run.benchmark, []).append(conditions(run))
+        same_name.setdefault((run.benchmark, run.name), []).append(settings)
+    in_benchmark = {key: _differing(alike) for key, alike in same_benchmark.items()}
+    in_name = {key: _differing(alike) for key, alike in same_name.items()}
     names = []
     for run, settings in members:
-        telling = across[run.benchmark] | within[run.benchmark, run.name]
-        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in telling)
+        shown = in_benchmark[run.benchmark] | in_name[run.benchmark, run.name]
+        details = ", ".join(f"{name}={settings[name]}" for name in settings if name in shown)
         names.append(f"{run.name} ({printable(details)})" if details else run.name)
     return names
 

@@ -15,20 +15,20 @@ __all__ = ["markdown_table", "terminal_table"]
 
 COLUMNS = ("acc", "bwt", "fwt", "seconds")
 
-#: What a narrow terminal goes without, first to last. It always has the learner and ACC.
+#: The columns that a narrow terminal leaves out, in this order.
 DROPPED = ("fwt", "seconds", "bwt")
 
 #: A word of a name that is longer may be broken.
-WORD = 30
+LONGEST_WORD = 30
 
 
 def terminal_table(rows: Sequence[Row]) -> RenderableType:
-    """Learner, ACC, BWT, FWT and seconds, a row per learner; without those that find no room."""
+    """Learner, ACC, BWT, FWT and seconds; a narrow terminal shows fewer columns."""
     return _Fitted(rows)
 
 
 def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
-    """The same as Markdown, with all columns, and below what else was tried and failed."""
+    """The same as Markdown, with all columns, and the lines about failed runs below it."""
     lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
     lines += [[_literal(_name(row, rows)), *_numbers(row).values()] for row in rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -40,7 +40,7 @@ def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
 
 
 class _Fitted:
-    """A table that is made when it is known how wide it may be."""
+    """A table that leaves out columns for which the terminal is too narrow."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -54,14 +54,16 @@ class _Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self._columns(options.max_width)
         left = [_heading(column) for column in COLUMNS if column not in columns]
+        benchmarks = "; ".join(dict.fromkeys(row.benchmark for row in self.rows))
+        seeds = seeds_text(self.rows)
         captions = [_caption(self.rows), f"No room for {', '.join(left)}" if left else ""]
         table = Table(
-            title=escape(_title(self.rows)),
+            title=escape(f"{benchmarks}: {seeds} ± 95% interval" if seeds else benchmarks),
             title_justify="left",
             caption=escape("\n".join(filter(None, captions))) or None,
             caption_justify="left",
         )
-        # Whatever cannot be helped is folded: nothing is cut off.
+        # Long text is folded, not cut off.
         table.add_column("learner", overflow="fold")
         for column in columns:
             width = self.widths[column]
@@ -76,7 +78,7 @@ class _Fitted:
 
     def _columns(self, width: int) -> list[str]:
         """The columns that leave room for the longest word of a name."""
-        word = min(WORD, max(len(word) for name in self.names for word in name.split()))
+        word = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         columns = list(COLUMNS)
         for dropped in DROPPED:
             # Each column has a border and two spaces, and there is one border more.
@@ -87,12 +89,6 @@ class _Fitted:
         return columns
 
 
-def _title(rows: Sequence[Row]) -> str:
-    names = "; ".join(dict.fromkeys(row.benchmark for row in rows))
-    seeds = seeds_text(rows)
-    return names if seeds is None else f"{names}: {seeds} ± 95% interval"
-
-
 def _caption(rows: Sequence[Row]) -> str:
     """What the metrics are of, if not of accuracies."""
     scores = list(dict.fromkeys(row.score for row in rows))
@@ -100,7 +96,7 @@ def _caption(rows: Sequence[Row]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text in which no cell ends and no tag begins."""
+    """Text with the characters escaped that end a cell or begin a tag."""
     return re.sub(r"([\\|<])", r"\\\1", text)
 
 

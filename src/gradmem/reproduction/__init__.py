@@ -1,1 +1,1 @@
-"""The paper made again: which runs, their results kept, each number beside the published one."""
+"""Reproducing the paper: its runs, their results as small files, and a page that compares."""

@@ -101,20 +101,16 @@ def next_run(estimate: Estimate, n: int) -> tuple[float, float]:
 
 def compare(numbers: Sequence[Number], kept: Mapping[Setting, Kept]) -> list[Comparison]:
     """Each number with its mark; those outside with the reasons that are known."""
-    found = [_compared(number, kept.get(number.setting)) for number in numbers]
-    marks = {(c.number.part, c.number.setting, c.number.metric): c for c in found}
-
-    def explained(comparison: Comparison) -> Comparison:
-        if comparison.mark != OUTSIDE:
-            return comparison
-        others = [
-            marks[other.part, other.setting, other.metric]
-            for other in second_values(comparison.number, numbers)
-        ]
-        why, perhaps = _why(comparison, others, kept[comparison.number.setting])
-        return replace(comparison, why=tuple(why), perhaps=tuple(perhaps))
-
-    return [explained(comparison) for comparison in found]
+    found = []
+    for number in numbers:
+        own = kept.get(number.setting)
+        comparison = _compared(number, own)
+        if own is not None and comparison.mark == OUTSIDE:
+            others = [_compared(other, own) for other in second_values(number, numbers)]
+            why, perhaps = _why(comparison, others, own)
+            comparison = replace(comparison, why=tuple(why), perhaps=tuple(perhaps))
+        found.append(comparison)
+    return found
 
 
 def compare_cells(setting: Setting, published: Any, kept: Kept | None) -> Cells:
@@ -130,15 +126,8 @@ def compare_cells(setting: Setting, published: Any, kept: Kept | None) -> Cells:
     mean = R.mean(axis=0)
     half = stdtrit(n - 1, 0.975) * R.std(axis=0, ddof=1) * math.sqrt(1 + 1 / n)
     inside = np.abs(published - mean) <= half + 0.5e-4 + 1e-9  # printed with four digits
-    return Cells(
-        setting,
-        "",
-        int(inside.sum()),
-        inside.size,
-        int(inside[-1].sum()),
-        len(inside[-1]),
-        float(np.abs(published - mean).mean()),
-    )
+    whole, last = (int(inside.sum()), inside.size), (int(inside[-1].sum()), inside[-1].size)
+    return Cells(setting, "", *whole, *last, float(np.abs(published - mean).mean()))
 
 
 def _compared(number: Number, kept: Kept | None) -> Comparison:
@@ -156,7 +145,7 @@ def _comparable(kept: Kept | None, metric: str) -> tuple[str, list[float | None]
     if kept is None:
         return NOT_RUN, []
     runs = list(zip(kept.row.runs, kept.alone, strict=True))
-    # Seconds of runs that shared the machine say nothing.
+    # Seconds are only compared of runs that had the machine to themselves.
     values = [run.result[metric] for run, alone in runs if alone or metric != "seconds"]
     if kept.is_trial:
         return TRIAL, values

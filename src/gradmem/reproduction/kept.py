@@ -1,4 +1,4 @@
-"""What has been run, as small files: one per setting, with R of every seed, to be kept for good."""
+"""Results as small files to keep: one per setting, with R of every seed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.files import write_whole
 from gradmem.reports import Row
 from gradmem.reproduction.plan import SAMPLE, WHOLE, Conditions, Setting
-from gradmem.runs.folder import Run, write_whole
+from gradmem.runs.folder import Run
 
 __all__ = ["Kept", "keep", "load"]
 
@@ -53,25 +54,10 @@ def keep(
     command: str,
     data: str | None = None,
 ) -> Path | None:
-    """Write a setting's file, in place of one that rests on no more seeds.
+    """Write a setting's file; None if the file in the folder is better: more seeds, or no trial.
 
-    Parameters
-    ----------
-    folder
-        Where the files are; made if need be.
-    setting
-        What was run.
-    runs
-        Its runs, each with whether it had the machine to itself.
-    command
-        What was typed.
-    data
-        What the data are, if that is known (`kind_of_data`).
-
-    Returns
-    -------
-    Path or None
-        The file; None if the one that is there is better and stays: more seeds, or no trial.
+    `runs` are the setting's runs, each with whether it had the machine to itself. `command` is what
+    was typed, and `data` what the data are, if that is known (`kind_of_data`).
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"{setting.slug}.json"
@@ -84,18 +70,20 @@ def keep(
         "changes": dict(setting.changes),
         "settings": first.config["settings"],
         **{name: first.config[name] for name in COMMON},
-        # Where the data lie is nobody's business.
+        # Not the folder they lie in.
         "data": data or (SAMPLE if first.config["data"] == SAMPLE else WHOLE),
         "command": command,
         "machines": [json.loads(machine) for machine in machines],
         "examples": first.result["curves"]["examples"],
     }
     lines = [
-        _compact(
+        json.dumps(
             {"seed": run.config["seed"], "alone": alone}
             | {name: _rounded(v, 6) for name, v in _facts(run).items()}
             | {"machine": machines.index(json.dumps(run.result["versions"]))}
-            | {name: _rounded(run.result[name], DIGITS) for name in ("baseline", "R")}
+            | {name: _rounded(run.result[name], DIGITS) for name in ("baseline", "R")},
+            separators=(",", ":"),
+            allow_nan=False,
         )
         for run, alone in runs
     ]
@@ -110,13 +98,8 @@ def load(folder: str | os.PathLike[str]) -> dict[Setting, Kept]:
     """All that is kept in a folder."""
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is no folder with kept results")
-    found = {}
-    for file in sorted(Path(folder).glob("*.json")):
-        if file.name.startswith("grid-"):
-            continue
-        kept = _read_named(file)
-        found[kept.setting] = kept
-    return found
+    files = [file for file in sorted(Path(folder).glob("*.json")) if file.name[:5] != "grid-"]
+    return {kept.setting: kept for kept in map(_read_named, files)}
 
 
 def _is_trial(about: dict[str, Any]) -> bool:
@@ -138,30 +121,20 @@ def _read_named(file: Path) -> Kept:
 def _read(file: Path) -> Kept:
     about = json.loads(file.read_text("utf-8"))
     runs = about.pop("runs")
-    setting = Setting(
-        about["benchmark"],
-        about["learner"],
-        tuple(about["changes"].items()),
-        about["epochs"],
-        about["shuffled"],
-    )
+    named = {name: about[name] for name in ("benchmark", "learner", "epochs", "shuffled")}
+    setting = Setting(changes=tuple(about["changes"].items()), **named)
     for name in ("machines", "command", "settings", "n_tasks", "examples_per_task", "data"):
-        about[name]  # what every file has
-    read = [_run(file, about, run) for run in runs]
-    name = read[0].name
-    return Kept(
-        setting,
-        Row(setting.benchmark, name, tuple(read)),
-        tuple(bool(run["alone"]) for run in runs),
-        about,
-    )
+        about[name]  # KeyError if the file lacks it
+    read = tuple(_run(file, about, run) for run in runs)
+    row = Row(setting.benchmark, read[0].name, read)
+    return Kept(setting, row, tuple(bool(run["alone"]) for run in runs), about)
 
 
 def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     config = {name: about[name] for name in ("benchmark", "learner", "settings", "data", *COMMON)}
     R, baseline = np.array(run["R"]), np.array(run["baseline"])
     result = {name: value for name, value in run.items() if name not in ("seed", "alone")}
-    # R is the one truth: what follows from it is computed again.
+    # What follows from R is computed again, not read.
     learned = [None] if about["shuffled"] else range(len(R))
     metrics = transfer_metrics(R, baseline, learned)
     result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
@@ -183,7 +156,3 @@ def _rounded(value: Any, digits: int) -> Any:
     if isinstance(value, list):
         return [_rounded(item, digits) for item in value]
     return round(value, digits) if isinstance(value, float) else value
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,4 @@
-"""Every number that the paper prints about a run, with what it is about."""
+"""Every number that the paper prints about a run, with its setting and metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reproduction page: Markdown and pictures, made from what is kept and nothing else."""
+"""The reproduction page, Markdown and pictures, made from the kept results alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradmem.files import write_whole
 from gradmem.published import appendix_b
 from gradmem.reports import draw_bars, draw_first_task
 from gradmem.reports.styles import styles
+from gradmem.reproduction import sections
 from gradmem.reproduction.compare import (
     INSIDE,
     NOT_RUN,
@@ -24,20 +26,6 @@ from gradmem.reproduction.kept import load
 from gradmem.reproduction.numbers import numbers
 from gradmem.reproduction.plan import N_TASKS
 from gradmem.reproduction.search import load_searches
-from gradmem.reproduction.sections import (
-    ORDER,
-    PICTURES,
-    appendix_b_section,
-    figure_1_section,
-    matrices,
-    outside_section,
-    searches_section,
-    table_1_section,
-    table_2_section,
-    table_3_section,
-    what_was_run_section,
-)
-from gradmem.runs.folder import write_whole
 
 __all__ = ["page_text", "summary", "write_reproduction"]
 
@@ -70,12 +58,12 @@ def write_reproduction(folder: str | os.PathLike[str], out: str | os.PathLike[st
     page = out / PAGE
     write_whole(page, page_text(folder))
     written = [page]
-    for benchmark in ORDER:
-        rows = [kept[s].row for s in matrices(benchmark) if s in kept]
+    for benchmark in sections.ORDER:
+        rows = [kept[s].row for s in sections.matrices(benchmark) if s in kept]
         if rows:
             look = styles(row.learner for row in rows)
             for draw in (draw_bars, draw_first_task):
-                written += draw(benchmark, rows, out / PICTURES, look, ("png",))
+                written += draw(benchmark, rows, out / sections.PICTURES, look, ("png",))
     return written
 
 
@@ -85,8 +73,8 @@ def page_text(folder: str | os.PathLike[str]) -> str:
     comparisons = compare(numbers(), kept)
     cells = [
         compare_cells(setting, appendix_b()[benchmark][setting.learner]["R"], kept.get(setting))
-        for benchmark in ORDER
-        for setting in matrices(benchmark)
+        for benchmark in sections.ORDER
+        for setting in sections.matrices(benchmark)
     ]
     outside = [c for c in comparisons if c.mark == OUTSIDE and c.number.metric != "seconds"]
     notes = {c.number: i + 1 for i, c in enumerate(outside)}
@@ -95,14 +83,14 @@ def page_text(folder: str | os.PathLike[str]) -> str:
         "# The paper, run again",
         summary(comparisons, cells),
         HOW,
-        figure_1_section(kept),
-        table_1_section(comparisons, kept),
-        table_2_section(comparisons, notes),
-        table_3_section(comparisons, notes),
-        appendix_b_section(comparisons, cells, notes),
-        outside_section(outside),
-        searches_section(load_searches(folder), kept),
-        what_was_run_section(kept),
+        sections.figure_1(kept),
+        sections.table_1(comparisons, kept),
+        sections.table_2(comparisons, notes),
+        sections.table_3(comparisons, notes),
+        sections.appendix_b(comparisons, cells, notes),
+        sections.outside(outside),
+        sections.searches(load_searches(folder), kept),
+        sections.what_was_run(kept),
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 

@@ -22,7 +22,6 @@ __all__ = [
     "WHOLE",
     "Conditions",
     "Setting",
-    "parts_of",
     "settings_of",
 ]
 
@@ -152,23 +151,15 @@ def settings_of(
     return [s for s in dict.fromkeys(found) if s.benchmark in where and s.learner in who]
 
 
-def parts_of(setting: Setting) -> list[str]:
-    """The parts that show a setting."""
-    return [part for part in PARTS if setting in _part(part)]
-
-
 def _part(part: str) -> list[Setting]:
-    if part == "table-1":
-        times = tables()["table-1"]
-        return [Setting(name, learner) for name, learners in times.items() for learner in learners]
+    """The settings of a part; those of Figure 1 are Appendix B's."""
+    columns = tables()[part] if part.startswith("table") else appendix_b()
+    pairs = [(name, column) for name, found in columns.items() for column in found]
     if part == "table-2":
-        sizes = tables()["table-2"]
-        return [with_memory(name, int(size)) for name, accs in sizes.items() for size in accs]
+        return [with_memory(learner, int(size)) for learner, size in pairs]
     if part == "table-3":
-        passes = tables()["table-3"]
-        return [after_epochs(name, int(n)) for name, row in passes.items() for n in row]
-    matrices = appendix_b()
-    return [Setting(name, learner) for name, learners in matrices.items() for learner in learners]
+        return [after_epochs(row, int(epochs)) for row, epochs in pairs]
+    return [Setting(benchmark, learner) for benchmark, learner in pairs]
 
 
 def with_memory(learner: str, size: int) -> Setting:

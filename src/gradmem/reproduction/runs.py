@@ -1,4 +1,4 @@
-"""Making the paper's runs in a folder that can be left and come back to.
+"""Making the paper's runs in a folder; interrupted, they can be gone on with.
 
 OUT/alone       Table 1's runs: one after another, with all cores, since their seconds are compared
 OUT/others      the rest, several at a time where there are cores for it
@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from gradmem.evaluation import machine
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import Run
@@ -33,28 +35,13 @@ def make_runs(
     on_event: Callable[[Event], None] | None = None,
     on_finished: Callable[[Setting, Timed], object] | None = None,
 ) -> tuple[dict[Setting, Timed], list[tuple[Experiment, str]]]:
-    """Make all runs that the folder lacks; it can be interrupted or killed and called again.
+    """Run each setting with each seed, where the folder lacks it.
 
-    Parameters
-    ----------
-    out
-        The folder.
-    settings, seeds
-        Each setting is run with each seed.
-    conditions
-        What all runs have in common.
-    executor
-        Where runs other than Table 1's are made.
-    retry_failed, on_event
-        See `gradmem.sweeps.run_sweep`.
-    on_finished
-        Called after each run with its setting and all runs of it that are finished, so that
-        nothing is lost when the rest is never made.
+    It can be interrupted or killed and called again. `executor` makes the runs other than Table
+    1's; `retry_failed` and `on_event` are those of `gradmem.sweeps.run_sweep`. `on_finished` is
+    called after each run with its setting and all finished runs of the setting.
 
-    Returns
-    -------
-    dict, list
-        The finished runs of each setting, by seed; what failed, with its error.
+    Returns the finished runs of each setting, by seed, and what failed, with its error.
     """
     out = Path(out)
     cuda = conditions.device.startswith("cuda")
@@ -84,37 +71,37 @@ def make_runs(
         for name, where in (("alone", InTurn()), ("others", others)):
             runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
             if runs:
-                keep = len(seeds) if cuda else 1
-                phase = Phase(Store(out / name), where, keep, retry_failed, report)
+                phase = Phase(Store(out / name), where, retry_failed, report)
                 failed |= phase.make(name, runs)
     made = {setting: finished(setting) for setting in settings}
     return {setting: runs for setting, runs in made.items() if runs}, list(failed.values())
 
 
 def default_workers(conditions: Conditions) -> int:
-    """One per two cores, since one run with two threads is quicker than two with one; GPU: one."""
-    from gradmem.evaluation.machine import cores
-
-    return 1 if conditions.device.startswith("cuda") else max(1, cores() // 2)
+    """One worker per two cores, since two threads make a run quicker; one on a GPU."""
+    return 1 if conditions.device.startswith("cuda") else max(1, machine.cores() // 2)
 
 
 def _order(
     settings: Sequence[Setting], seeds: Sequence[int], cuda: bool
 ) -> list[tuple[Setting, int]]:
-    """On a GPU a setting's seeds follow each other and share recorded steps; else data are shared.
+    """The runs in the order in which they are made fastest.
 
-    Runs share their data if they have the benchmark, the seed and the epochs in common.
+    On a GPU a setting's seeds follow each other and share recorded CUDA graphs. On a CPU runs of
+    the same benchmark, epochs and seed follow each other and share their data.
     """
-    alike = sorted(settings, key=lambda s: (s.benchmark, s.shuffled, s.epochs))
-    if cuda:
-        return [(setting, seed) for setting in alike for seed in seeds]
-    pairs = [(setting, seed) for seed in seeds for setting in alike]
-    return sorted(pairs, key=lambda p: (p[0].benchmark, p[0].shuffled, p[0].epochs, p[1]))
+
+    def place(pair: tuple[Setting, int]) -> tuple[Any, ...]:
+        setting, seed = pair
+        alike = (setting.benchmark, setting.shuffled, setting.epochs)
+        return alike if cuda else (*alike, seed)
+
+    return sorted(((setting, seed) for setting in settings for seed in seeds), key=place)
 
 
 @contextmanager
 def _only_one(out: Path) -> Iterator[None]:
-    """Two at once would spoil each other's seconds."""
+    """Refuse a second process in the folder: two would slow each other down."""
     from filelock import FileLock, Timeout
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The search for settings (Appendix A) made again: a sweep, and what it chose as a small file."""
+"""The search for settings (Appendix A): a sweep, and a small file with what it chose."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradmem.files import write_json
 from gradmem.published import grids
 from gradmem.reproduction.plan import Conditions
-from gradmem.runs.folder import write_json
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
-from gradmem.sweeps.plan import FIRST_FINAL_SEED
+from gradmem.sweeps.plan import final_numbers
 
 __all__ = ["keep_search", "load_searches", "search"]
 
@@ -32,20 +32,9 @@ def search(
 ) -> Finished:
     """Try the paper's grid on held-out data, and run what is best on the test sets.
 
-    Parameters
-    ----------
-    out
-        The sweep's folder is made in it.
-    benchmark
-        Its grid is tried.
-    conditions
-        What all runs have in common.
-    seeds
-        Of the runs with the chosen settings; the choice itself takes three others.
-    executor, retry_failed, on_event
-        See `gradmem.sweeps.run_sweep`.
-    grid
-        In place of the paper's: learner → setting → values.
+    The sweep's folder is made in `out`. `seeds` is the number of runs with each chosen setting; the
+    choice itself takes three other seeds. `grid` (learner → setting → values) replaces the paper's.
+    See `gradmem.sweeps.run_sweep` for the other parameters.
     """
     tried = {name: dict(values) for name, values in (grid or grids()[benchmark]).items()}
     if conditions.precision is not None and "gem" in tried:
@@ -54,7 +43,7 @@ def search(
     sweep = Sweep(
         {benchmark: tried},
         seeds=tuple(range(SEEDS)),
-        final_seeds=tuple(range(FIRST_FINAL_SEED, FIRST_FINAL_SEED + seeds)),
+        final_seeds=final_numbers("validation", seeds),
         common=common,
     )
     return run_sweep(Path(out) / f"grid-{benchmark}", sweep, executor, retry_failed, on_event)
@@ -100,15 +89,14 @@ def keep_search(
 
 def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The searches kept in a folder."""
-    files = sorted(Path(folder).glob("grid-*.json"))
-    return [_read(file) for file in files]
+    return [_read(file) for file in sorted(Path(folder).glob("grid-*.json"))]
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text("utf-8"))
         for name in ("benchmark", "command", "trial", "machine", "choices"):
-            found[name]  # what every file has
+            found[name]  # KeyError if the file lacks it
         found.setdefault("device", "cpu")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no kept search: {error!r}") from error

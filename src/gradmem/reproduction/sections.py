@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradmem.published import appendix_b, grids
+from gradmem import published
 from gradmem.reports import Estimate
 from gradmem.reproduction.compare import OUTSIDE, TRIAL, Cells, Comparison
 from gradmem.reproduction.kept import Kept
@@ -16,6 +16,7 @@ from gradmem.reproduction.text import (
     machine_text,
     measured,
     number_text,
+    paragraphs,
     setting_text,
     settings_text,
     table,
@@ -25,15 +26,15 @@ from gradmem.reproduction.text import (
 __all__ = [
     "ORDER",
     "PICTURES",
-    "appendix_b_section",
-    "figure_1_section",
+    "appendix_b",
+    "figure_1",
     "matrices",
-    "outside_section",
-    "searches_section",
-    "table_1_section",
-    "table_2_section",
-    "table_3_section",
-    "what_was_run_section",
+    "outside",
+    "searches",
+    "table_1",
+    "table_2",
+    "table_3",
+    "what_was_run",
 ]
 
 #: The folder of the pictures, beside the page.
@@ -44,7 +45,7 @@ ORDER = ("mnist-permutations", "mnist-rotations", "cifar100-incremental")
 COLUMNS = ["mean", "one more run", "published", "mark"]
 
 
-def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
+def figure_1(kept: Mapping[Setting, Kept]) -> str:
     shown = [b for b in ORDER if any(s in kept for s in matrices(b))]
     missing = [b for b in ORDER if b not in shown]
     lines = [
@@ -54,18 +55,15 @@ def figure_1_section(kept: Mapping[Setting, Kept]) -> str:
         "narrower than the one the marks below go by.",
     ]
     for benchmark in shown:
-        names = (f"{PICTURES}/{kind}-{benchmark}.png" for kind in ("bars", "first-task"))
         lines.append(
-            "\n".join(
-                f"![{what} on {title(benchmark)}]({name})"
-                for what, name in zip(("ACC, BWT and FWT", "First task"), names, strict=True)
-            )
+            f"![ACC, BWT and FWT on {title(benchmark)}]({PICTURES}/bars-{benchmark}.png)\n"
+            f"![First task on {title(benchmark)}]({PICTURES}/first-task-{benchmark}.png)"
         )
     lines += [f"{title(benchmark)}: not run." for benchmark in missing]
-    return "\n\n".join(lines)
+    return paragraphs(*lines)
 
 
-def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
+def table_1(comparisons: Sequence[Comparison], kept: Mapping[Setting, Kept]) -> str:
     own = [c for c in comparisons if c.number.part == "table-1"]
     rows = [
         [
@@ -81,33 +79,28 @@ def table_1_section(comparisons: Sequence[Comparison], kept: Mapping[Setting, Ke
     runs = [kept[c.number.setting] for c in own if c.number.setting in kept]
     machines = dict.fromkeys(machine_text(one.about["machines"][0], one.about) for one in runs)
     where = f" They were made on: {'; '.join(machines)}." if machines else ""
-    return "\n\n".join(
-        [
-            "## Table 1: seconds of a whole run",
-            "Training and all evaluations. Runs made here had the machine to themselves, one after "
-            f"another, with all its cores.{where} The published times are of another machine: "
-            "compare the learners within a column, not the columns.",
-            table(["benchmark", "learner", "mean", "published", "published / mean", "mark"], rows),
-        ]
+    return paragraphs(
+        "## Table 1: seconds of a whole run",
+        "Training and all evaluations. Runs made here had the machine to themselves, one after "
+        f"another, with all its cores.{where} The published times are of another machine: "
+        "compare the learners within a column, not the columns.",
+        table(["benchmark", "learner", "mean", "published", "published / mean", "mark"], rows),
     )
 
 
-def table_2_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
-    own = [c for c in comparisons if c.number.part == "table-2"]
+def table_2(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
     rows = [
         [title(c.number.setting.learner), f"{_memory(c.number.setting):,}", *_columns(c, notes)]
-        for c in own
+        for c in comparisons
+        if c.number.part == "table-2"
     ]
-    return "\n\n".join(
-        [
-            "## Table 2: ACC and memory on incremental CIFAR-100",
-            table(["learner", "examples remembered", *COLUMNS], rows),
-        ]
+    return paragraphs(
+        "## Table 2: ACC and memory on incremental CIFAR-100",
+        table(["learner", "examples remembered", *COLUMNS], rows),
     )
 
 
-def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
-    own = [c for c in comparisons if c.number.part == "table-3"]
+def table_3(comparisons: Sequence[Comparison], notes: Mapping[Number, int]) -> str:
     rows = [
         [
             title(SHUFFLED if c.number.setting.shuffled else c.number.setting.learner),
@@ -115,19 +108,18 @@ def table_3_section(comparisons: Sequence[Comparison], notes: Mapping[Number, in
             c.number.metric.upper(),
             *_columns(c, notes),
         ]
-        for c in own
+        for c in comparisons
+        if c.number.part == "table-3"
     ]
-    return "\n\n".join(
-        [
-            "## Table 3: passes over each task of MNIST rotations",
-            f"The learning rate for shuffled data is not published. Here it is {SHUFFLED_LR}, the "
-            "best of single's grid on held-out shuffled data (three seeds, one epoch).",
-            table(["learner", "epochs", "", *COLUMNS], rows),
-        ]
+    return paragraphs(
+        "## Table 3: passes over each task of MNIST rotations",
+        f"The learning rate for shuffled data is not published. Here it is {SHUFFLED_LR}, the "
+        "best of single's grid on held-out shuffled data (three seeds, one epoch).",
+        table(["learner", "epochs", "", *COLUMNS], rows),
     )
 
 
-def appendix_b_section(
+def appendix_b(
     comparisons: Sequence[Comparison], cells: Sequence[Cells], notes: Mapping[Number, int]
 ) -> str:
     own = [c for c in comparisons if c.number.part == "appendix-b"]
@@ -148,14 +140,14 @@ def appendix_b_section(
             "Cell by cell:",
             table(["learner", "inside", "of the last row", "mean difference"], rows),
         ]
-    return "\n\n".join(lines)
+    return paragraphs(*lines)
 
 
-def outside_section(outside: Sequence[Comparison]) -> str:
-    if not outside:
+def outside(found: Sequence[Comparison]) -> str:
+    if not found:
         return ""
     lines = []
-    for i, c in enumerate(outside):
+    for i, c in enumerate(found):
         assert c.estimate is not None
         spec = _spec(c.number.metric)
         reasons = [*c.why, *(["Perhaps: " + " ".join(c.perhaps)] if c.perhaps else [])]
@@ -169,23 +161,23 @@ def outside_section(outside: Sequence[Comparison]) -> str:
     return "## Outside, and why\n\n" + "\n".join(lines)
 
 
-def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) -> str:
-    if not searches:
+def searches(made: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) -> str:
+    if not made:
         return ""
     rows = []
-    for found in searches:
+    for found in made:
         benchmark = found["benchmark"]
         for choice in found["choices"]:
             learner = choice["learner"]
-            names = grids()[benchmark].get(learner, choice["settings"])
+            names = published.grids()[benchmark].get(learner, choice["settings"])
             best = kept.get(Setting(benchmark, learner))
-            published = best.about["settings"] if best else {}
+            theirs = best.about["settings"] if best else {}
             accs = [run["acc"] for run in choice["test"]]
             rows.append(
                 [
                     title(benchmark),
                     title(learner),
-                    settings_text({n: published[n] for n in names if n in published}) or "–",
+                    settings_text({n: theirs[n] for n in names if n in theirs}) or "–",
                     settings_text({n: choice["settings"][n] for n in names}),
                     _tried(choice),
                     measured(best.row.estimate("acc") if best else None, ".3f"),
@@ -194,24 +186,22 @@ def searches_section(searches: Sequence[Mapping[str, Any]], kept: Mapping[Settin
             )
     headings = ["benchmark", "learner", "published best", "chosen here", "tried"]
     headings += ["ACC with published", "ACC with chosen"]
-    trial = any(found["trial"] for found in searches)
-    made = dict.fromkeys(
+    trial = any(found["trial"] for found in made)
+    commands = dict.fromkeys(
         f"`{found['command']}` on {machine_text(found['machine'], found)}."
-        for found in searches
+        for found in made
         if found["machine"]  # if there was a run
     )
-    return "\n\n".join(
-        [
-            "## The search for settings",
-            "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
-            "out of the training sets and then run on the test sets with other seeds; the paper "
-            "chose by the test sets. A setting failed if a run of it did not finish, most often "
-            "because the loss did not stay finite. The column before the last has the runs of the "
-            "tables above, with seeds and a machine of their own."
-            + (" This one is a trial, smaller than the paper's." if trial else ""),
-            table(headings, rows),
-            *made,
-        ]
+    return paragraphs(
+        "## The search for settings",
+        "The grids of Appendix A, searched again. Settings are chosen by ACC on examples held "
+        "out of the training sets and then run on the test sets with other seeds; the paper "
+        "chose by the test sets. A setting failed if a run of it did not finish, most often "
+        "because the loss did not stay finite. The column before the last has the runs of the "
+        "tables above, with seeds and a machine of their own."
+        + (" This one is a trial, smaller than the paper's." if trial else ""),
+        table(headings, rows),
+        *commands,
     )
 
 
@@ -220,7 +210,7 @@ def _tried(choice: Mapping[str, Any]) -> str:
     return f"{tried}, {failed} failed" if failed else str(tried)
 
 
-def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
+def what_was_run(kept: Mapping[Setting, Kept]) -> str:
     """The settings behind the numbers, by the command and the machine that made them."""
     made: dict[tuple[str, str], list[list[str]]] = {}
     for setting in sorted(kept, key=lambda s: (ORDER.index(s.benchmark), s.slug)):
@@ -240,7 +230,7 @@ def what_was_run_section(kept: Mapping[Setting, Kept]) -> str:
     for (command, machines_used), rows in made.items():
         lines.append(f"`{command}` on {machines_used}:")
         lines.append(table(["setting", "seeds", "ACC", "settings"], rows))
-    return "\n\n".join(lines if made else [*lines, "Nothing yet."])
+    return paragraphs(*lines) if made else paragraphs(*lines, "Nothing yet.")
 
 
 def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:
@@ -258,11 +248,7 @@ def _columns(c: Comparison, notes: Mapping[Number, int]) -> list[str]:
 def _cell_columns(c: Cells) -> list[str]:
     if c.mark:
         return [c.mark, "", ""]
-    return [
-        f"{c.inside} of {c.cells}",
-        f"{c.last_inside} of {c.last}",
-        f"{c.difference:.3f}",
-    ]
+    return [f"{c.inside} of {c.cells}", f"{c.last_inside} of {c.last}", f"{c.difference:.3f}"]
 
 
 def _ratio(c: Comparison) -> str:
@@ -283,4 +269,4 @@ def _memory(setting: Setting) -> int:
 
 
 def matrices(benchmark: str) -> list[Setting]:
-    return [Setting(benchmark, learner) for learner in appendix_b()[benchmark]]
+    return [Setting(benchmark, learner) for learner in published.appendix_b()[benchmark]]

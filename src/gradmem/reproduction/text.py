@@ -15,6 +15,7 @@ __all__ = [
     "machine_text",
     "measured",
     "number_text",
+    "paragraphs",
     "setting_text",
     "settings_text",
     "table",
@@ -116,6 +117,11 @@ def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     n = versions.get("threads")
     threads = "" if on_gpu else f", {n} thread{'s' if n != 1 else ''}"
     return f"{where}{threads}, torch {versions['torch']}, gradmem {versions['gradmem']}"
+
+
+def paragraphs(*parts: str) -> str:
+    """Paragraphs, headings and tables in Markdown, one after another."""
+    return "\n\n".join(parts)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

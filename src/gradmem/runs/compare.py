@@ -10,19 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.benchmarks import lookup
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    find_benchmark,
-    learner_reference,
-    learners_of,
-    short_names,
-    shown,
-)
-from gradmem.evaluation import Progress, Result
+from gradmem.evaluation import Result
 from gradmem.evaluation.checkpointing import RunCheckpoint
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
 from gradmem.validation import one_of, positive_int
@@ -32,7 +24,7 @@ __all__ = ["compare", "default_learners", "finished_run", "plan_runs", "run_into
 
 def compare(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | None = None,
+    learners: Iterable[str | lookup.LearnerKind] | None = None,
     seeds: int | Sequence[int] = 1,
     out: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -93,15 +85,15 @@ def compare(
 
 def plan_runs(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | None,
+    learners: Iterable[str | lookup.LearnerKind] | None,
     seeds: Sequence[int],
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     **common: Any,
 ) -> dict[str, Experiment]:
     """The runs of a comparison: the name of each one's folder → the experiment."""
-    where = benchmark_reference(benchmark)
-    who = default_learners(where) if learners is None else map(learner_reference, learners)
-    names = short_names(who)
+    where = lookup.benchmark_reference(benchmark)
+    who = default_learners(where) if learners is None else map(lookup.learner_reference, learners)
+    names = lookup.short_names(who)
     for name in settings or {}:
         one_of("a learner with settings", name, names.values())
     return {
@@ -114,11 +106,12 @@ def plan_runs(
 
 
 def default_learners(benchmark: str) -> list[str]:
-    """Those that a benchmark has settings for: gradmem's, or in the benchmark's own module."""
-    found = list(find_benchmark(benchmark).settings)
+    """References of the learners that a benchmark has settings for."""
+    found = list(lookup.find_benchmark(benchmark).settings)
     if not found:
-        raise ValueError(f"{shown(benchmark)} has settings for no learner: say which to compare")
-    return learners_of(benchmark, found)
+        name = lookup.shown(benchmark)
+        raise ValueError(f"{name} has settings for no learner: say which to compare")
+    return lookup.learners_of(benchmark, found)
 
 
 def run_into(
@@ -136,15 +129,14 @@ def run_into(
     target.check(overwrite)
     if not overwrite and (known := finished_run(folder, experiment)):
         return known
-    # What is wrong with settings or data is found before a folder is made.
+    # Wrong settings or data raise an error here, before a folder is made.
     learner, continuum = experiment.new_learner(), experiment.continuum()
     checkpoint = RunCheckpoint(target.path / "checkpoint", save_every)
     with target.alone():
         if overwrite:
             checkpoint.clear()
         target.open(overwrite)
-        callbacks = [*callbacks, _Partial(target)]
-        run = target.save(experiment.run(callbacks, learner, continuum, checkpoint))
+        run = target.save(experiment.run([*callbacks, target], learner, continuum, checkpoint))
         checkpoint.clear()
     return run
 
@@ -155,23 +147,12 @@ def finished_run(folder: Path, experiment: Experiment) -> Run | None:
         known = read_run(folder)
     except ValueError:
         return None
-    return known if known.config == as_text(experiment.config()) else None
+    return known if known.config == plain(experiment.config()) else None
 
 
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
-    """So many from 0 on, or those given."""
+    """The seeds 0, 1, … for a number of seeds, else those given."""
     return list(range(positive_int("seeds", seeds)) if isinstance(seeds, int) else seeds)
-
-
-class _Partial:
-    """A callback that keeps the rows of R measured so far."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    def on_task(self, progress: Progress) -> None:
-        if progress.partial is not None:
-            self.folder.save_partial(progress.partial)
 
 
 def _result(run: Run) -> Result:

@@ -12,33 +12,24 @@ from typing import Any
 
 import torch
 
+from gradmem.benchmarks import lookup
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    code_of,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-    shown,
-)
 from gradmem.evaluation import Result, run
 from gradmem.evaluation.checkpointing import RunCheckpoint
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
 from gradmem.trees import leaves
 from gradmem.validation import non_negative_int, positive, positive_int
 from gradmem.version import __version__
 
-__all__ = ["Experiment", "keep_continuums", "settings_text"]
+__all__ = ["Experiment", "keep_continuums", "settings_key"]
 
-#: What most benchmarks take, in the order in which `config.json` has it.
-USUAL = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
+#: What most benchmarks take, in the order of `config.json`.
+COMMON_OPTIONS = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
 
-#: Those of them that are numbers of something.
-SIZES = ("n_tasks", "examples_per_task", "batch_size", "epochs")
+#: Those that must be positive whole numbers.
+POSITIVE_OPTIONS = ("n_tasks", "examples_per_task", "batch_size", "epochs")
 
 
 @dataclass(frozen=True, init=False)
@@ -64,7 +55,7 @@ class Experiment:
         For choosing settings: the fraction of each task's training examples to test on in place
         of the test sets, and the number of tasks after which the continuum ends.
     code
-        As `config` has it; what it is now is found out anew.
+        Ignored: an entry of `config` that is computed anew.
     stream
         What else the benchmark's continuum takes: data, n_tasks, examples_per_task, batch_size, …
         None stands for its default.
@@ -90,12 +81,12 @@ class Experiment:
     held_out: float | None
     first_tasks: int | None
     code: str | None
-    """A hash of the users' files that it depends on; None if all of it is gradmem's."""
+    """A hash of the user's files that define the parts; None if all parts are gradmem's."""
 
     def __init__(
         self,
         benchmark: str | Benchmark,
-        learner: str | LearnerKind,
+        learner: str | lookup.LearnerKind,
         settings: Mapping[str, Any] | None = None,
         *,
         seed: int = 0,
@@ -107,12 +98,12 @@ class Experiment:
         code: str | None = None,
         **stream: Any,
     ) -> None:
-        where, who = benchmark_reference(benchmark), learner_reference(learner)
-        what, kind = find_benchmark(where), find_learner(who)
+        where, who = lookup.benchmark_reference(benchmark), lookup.learner_reference(learner)
+        what, kind = lookup.find_benchmark(where), lookup.find_learner(who)
         vars(self).update(
             benchmark=where,
             learner=who,
-            settings=_settings(what, shown(who), kind, settings or {}),
+            settings=_settings(what, lookup.shown(who), kind, settings or {}),
             seed=non_negative_int("seed", seed),
             stream=_stream(what, stream),
             shuffled=shuffled,
@@ -120,7 +111,7 @@ class Experiment:
             device=_usable(device),
             held_out=held_out,
             first_tasks=first_tasks,
-            code=code_of((what, kind)),
+            code=lookup.code_of((what, kind)),
         )
         if held_out is not None and positive("held_out", held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {held_out!r}")
@@ -135,7 +126,7 @@ class Experiment:
     @property
     def name(self) -> str:
         """The learner's name for people and files."""
-        return shown(self.learner)
+        return lookup.shown(self.learner)
 
     def config(self) -> dict[str, Any]:
         """This experiment as plain data, for `config.json`: what `Experiment` is called with."""
@@ -157,39 +148,38 @@ class Experiment:
         return Experiment(**self.config() | changes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What other processes are sent: not the benchmark's own settings, which may be functions.
+        """Pickle the config without the benchmark's settings, which may be functions, and the key.
 
-        They have the benchmark, and the key is found once.
+        Another process finds these settings in the benchmark, and need not compute the key.
         """
-        own = find_benchmark(self.benchmark).settings.get(self.name, {})
+        own = lookup.find_benchmark(self.benchmark).settings.get(self.name, {})
         asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
-        return _again, (self.config() | {"settings": asked}, vars(self).get("key"))
+        return _unpickled, (self.config() | {"settings": asked}, vars(self).get("key"))
 
     @cached_property
     def key(self) -> str:
-        """A name for people and a hash of everything that determines the run's numbers.
+        """A readable name and a hash of everything that determines the run's numbers.
 
-        That is its config and gradmem's version. Of the data it is what they are that counts, not
-        the folder they lie in.
+        These are the config, with a hash of the data in place of their folder, and the version.
 
         Examples
         --------
         >>> Experiment("mnist-rotations", "single", {"lr": 0.01}, data="sample").key
         'mnist-rotations-single-lr0.01-seed0-...'
         """
-        data = _fingerprint(find_benchmark(self.benchmark), self.stream.get("data"))
-        config = _as_one(as_text(self.config() | {"data": data, "gradmem": __version__}))
+        data = _fingerprint(lookup.find_benchmark(self.benchmark), self.stream.get("data"))
+        config = _whole_as_int(plain(self.config() | {"data": data, "gradmem": __version__}))
         text = json.dumps(config, sort_keys=True)
-        parts = [shown(self.benchmark), self.name]
-        parts += [f"{name}{value}" for name, value in config["settings"].items()]
-        parts += [f"{name}{config[name]}" for name in ("held_out", "first_tasks") if name in config]
-        readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*parts, f"seed{self.seed}"]))
+        words = [lookup.shown(self.benchmark), self.name]
+        words += [f"{name}{value}" for name, value in config["settings"].items()]
+        words += [f"{name}{config[name]}" for name in ("held_out", "first_tasks") if name in config]
+        readable = re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join([*words, f"seed{self.seed}"]))
         return f"{readable[:150]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def continuum(self) -> Continuum:
-        """What is learned, on this experiment's device; kept for the next experiment on it."""
+        """The continuum on this experiment's device; cached for the next experiment with it."""
         return _continuum(
-            find_benchmark(self.benchmark),
+            lookup.find_benchmark(self.benchmark),
             self.seed,
             tuple(self.stream.items()),
             self.first_tasks,
@@ -199,12 +189,12 @@ class Experiment:
         )
 
     def new_learner(self) -> Learner:
-        """The learner as it is before training; its network and itself come from the seed."""
-        benchmark, kind = find_benchmark(self.benchmark), find_learner(self.learner)
+        """A new, untrained learner; network and learner are made with the seed."""
+        benchmark, kind = lookup.find_benchmark(self.benchmark), lookup.find_learner(self.learner)
         n_tasks = self.stream.get("n_tasks") or len(self.continuum().tests)
         about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
         network = benchmark.new_network(self.seed, **about).to(self.device)
-        seed = {"seed": self.seed} if "seed" in setting_parameters(kind) else {}
+        seed = {"seed": self.seed} if "seed" in lookup.setting_parameters(kind) else {}
         return kind(network, **self.settings, **seed)
 
     def run(
@@ -221,7 +211,7 @@ class Experiment:
         """
         learner = self.new_learner() if learner is None else learner
         continuum = self.continuum() if continuum is None else continuum
-        score = find_benchmark(self.benchmark).score
+        score = lookup.find_benchmark(self.benchmark).score
         result = run(
             learner,
             continuum,
@@ -234,7 +224,7 @@ class Experiment:
         return result
 
 
-def _again(config: dict[str, Any], key: str | None) -> Experiment:
+def _unpickled(config: dict[str, Any], key: str | None) -> Experiment:
     experiment = Experiment(**config)
     if key is not None:
         vars(experiment)["key"] = key
@@ -242,7 +232,7 @@ def _again(config: dict[str, Any], key: str | None) -> Experiment:
 
 
 def keep_continuums(n: int) -> None:
-    """Keep the last `n` continuums in this process, not just one, for runs that come back to them.
+    """Keep the last `n` continuums in this process, by default one, for runs that use them again.
 
     One of MNIST's takes 170 MB with all its tasks.
     """
@@ -251,19 +241,19 @@ def keep_continuums(n: int) -> None:
         _continuum = lru_cache(maxsize=n)(_new_continuum)
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
+def settings_key(settings: Mapping[str, Any]) -> str:
     """Settings as one text, the same for the same settings."""
-    return json.dumps(_as_one(as_text(dict(settings))), sort_keys=True)
+    return json.dumps(_whole_as_int(plain(dict(settings))), sort_keys=True)
 
 
-def _as_one(value: Any) -> Any:
-    """1 and 1.0 are the same setting."""
+def _whole_as_int(value: Any) -> Any:
+    """Floats that are whole numbers as ints, so that 1 and 1.0 are the same setting."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {str(key): _as_one(item) for key, item in value.items()}
+        return {str(key): _whole_as_int(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_one(item) for item in value]
+        return [_whole_as_int(item) for item in value]
     return value
 
 
@@ -291,10 +281,10 @@ _continuum = lru_cache(maxsize=1)(_new_continuum)
 
 
 def _settings(
-    benchmark: Benchmark, learner: str, kind: LearnerKind, asked: Mapping[str, Any]
+    benchmark: Benchmark, learner: str, kind: lookup.LearnerKind, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The benchmark's settings for a learner, with those asked for."""
-    accepted = setting_parameters(kind)
+    accepted = lookup.setting_parameters(kind)
     allowed = [name for name in accepted if name != "seed"]
     settings = {**benchmark.settings.get(learner, {}), **asked}
     for name, value in settings.items():
@@ -303,7 +293,7 @@ def _settings(
                 f"{learner} has no setting {name} (got {value!r}); it has "
                 f"{', '.join(allowed) or 'none'}"
             )
-        declared = accepted[name]  # 1 is written as 1.0 where that is what it means
+        declared = accepted[name]  # an int for a float setting becomes a float
         if type(value) is int and (
             "float" in str(declared.annotation) or isinstance(declared.default, float)
         ):
@@ -316,9 +306,9 @@ def _stream(benchmark: Benchmark, asked: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: value for name, value in asked.items() if value is not None}
     benchmark.check(asked)
     options = benchmark.options
-    usual = {name: options[name] for name in USUAL if name in options}
+    usual = {name: options[name] for name in COMMON_OPTIONS if name in options}
     stream = {k: tuple(v) if isinstance(v, list) else v for k, v in {**usual, **asked}.items()}
-    for name in SIZES:
+    for name in POSITIVE_OPTIONS:
         if stream.get(name) is not None:
             positive_int(name, stream[name])
     return stream
@@ -334,12 +324,12 @@ def _usable(device: str) -> str:
 
 @cache
 def _fingerprint(benchmark: Benchmark, data: Any) -> str:
-    """What the data are: a hash of the first examples, as served with the seed 0."""
+    """A hash of the data: of the first examples of the continuum with seed 0."""
     few = {"data": data, "n_tasks": 1, "examples_per_task": 100}
     few = {name: value for name, value in few.items() if name in benchmark.options}
     try:
         continuum = benchmark.continuum(seed=0, **few)
-    except ValueError:  # too few for it
+    except ValueError:  # the benchmark refuses so few
         given = {"data": data} if "data" in few else {}
         continuum = benchmark.continuum(seed=0, **given)
     hashed = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Runs' folders, read back: `config.json` says what was run, `result.json` what came of it."""
+"""Folders of runs: `config.json` says what was run, `result.json` what was measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.evaluation.result import Result, ResultFolder, as_text, check_folder
-from gradmem.files import write_json, write_whole
+from gradmem.evaluation import Progress, Result
+from gradmem.evaluation.result import ResultFolder
+from gradmem.files import plain, write_json
 from gradmem.runs.experiment import Experiment
 
 __all__ = [
@@ -22,24 +23,21 @@ __all__ = [
     "Failure",
     "Run",
     "RunFolder",
-    "check_folder",
     "find_failures",
     "find_runs",
     "newest",
     "printable",
     "read_run",
-    "write_json",
-    "write_whole",
 ]
 
 #: What is read of every run.
-IN_RESULT = ("R", "acc", "bwt", "fwt", "seconds", "curves")
+REQUIRED = ("R", "acc", "bwt", "fwt", "seconds", "curves")
 
-#: Lists and dictionaries inside each other, beyond which a file is not a run's.
-DEEPEST = 20
+#: How deeply lists and dictionaries may be nested in a file.
+MAX_DEPTH = 20
 
-#: Numbers beyond this are no scores: their squares would overflow.
-LARGEST = 1e100
+#: Larger numbers are refused, since their squares would overflow.
+MAX_NUMBER = 1e100
 
 #: Unicode's categories of control characters, invisible marks, surrogates and line separators.
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -58,9 +56,9 @@ class Run:
 
     @classmethod
     def of(cls, result: Result) -> Run:
-        """A run that has no folder yet."""
-        config = as_text(result.config)
-        return cls(Path(), config, as_text(result.described(config)))
+        """A result as a run without a folder."""
+        config = plain(result.config)
+        return cls(Path(), config, plain(result.described(config)))
 
     @property
     def R(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -68,7 +66,7 @@ class Run:
 
     @property
     def benchmark(self) -> str:
-        """The benchmark, and what makes it another one: held-out data, fewer tasks, the score."""
+        """The benchmark's name, with held-out data, fewer tasks or another score, if any."""
         parts = [_name(self.config.get("benchmark") or "continuum")]
         if self.config.get("held_out"):
             parts.append("held-out data")
@@ -94,7 +92,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Learner, and what else was asked for beyond the plain benchmark."""
+        """The learner's name, and whether the data were shuffled."""
         return f"{self.learner}, shuffled data" if self.config.get("shuffled") else self.learner
 
 
@@ -108,13 +106,18 @@ class Failure:
 
 
 class RunFolder(ResultFolder):
-    """Where one experiment's results go; see `ResultFolder`."""
+    """Where one experiment's results go; see `ResultFolder`. It is a callback of the run, too."""
 
     def __init__(self, path: str | os.PathLike[str], experiment: Experiment) -> None:
         super().__init__(path, experiment.config())
 
+    def on_task(self, progress: Progress) -> None:
+        """Write the rows of R measured so far to partial.json."""
+        if progress.partial is not None:
+            write_json(self.path / "partial.json", progress.partial.described(self.config))
+
     def save(self, result: Result) -> Run:
-        """Keep the whole result, and give it back as a run."""
+        """Write the whole result, and return it as a run."""
         return Run(self.path, self.config, self.write(result))
 
 
@@ -157,7 +160,7 @@ def find_runs(
 def read_run(folder: Path) -> Run:
     """The finished run in a folder; ValueError says what is wrong with its files."""
     config = _read(folder / "config.json")
-    result = _read(folder / "result.json", IN_RESULT)
+    result = _read(folder / "result.json", REQUIRED)
     if not isinstance(config.get("settings", {}), dict):
         raise ValueError("config.json has settings that are no dictionary")
     _check_result(result)
@@ -165,7 +168,7 @@ def read_run(folder: Path) -> Run:
 
 
 def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
-    """All runs in or below the folders that failed and were not made since, each once."""
+    """All runs in or below the folders that failed and have no result, each once."""
     found = {}
     for path in paths:
         for file in sorted(Path(path).rglob("failure.json")):
@@ -176,7 +179,7 @@ def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
                 config = _read(folder / "config.json")
                 failure = _read(file, ("type", "message"))
             except ValueError:
-                continue  # being written, or not ours
+                continue  # being written, or not gradmem's
             error = f"{failure['type']}: {failure['message']}"
             found[folder.resolve()] = Failure(folder, config, error)
     return list(found.values())
@@ -185,8 +188,8 @@ def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
 def newest(runs: Iterable[Run]) -> list[Run]:
     """Of runs of one experiment and seed, the one made last.
 
-    A config with a seed determines the run. Without one (`Result.save`), the network's seed is
-    not known, and only runs with the same R are taken for the same.
+    Runs are the same if their configs are the same and have a seed. Configs without a seed
+    (`Result.save`) do not determine the network, so such runs must have the same R, too.
     """
     runs = list(runs)
     by_time = sorted(runs, key=lambda run: (run.folder / "result.json").stat().st_mtime_ns)
@@ -226,7 +229,7 @@ def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     else:
         if not isinstance(value, dict):
             raise ValueError(f"{path.name} has no dictionary")
-    if value is None or _is_deeper(value, DEEPEST):
+    if value is None or _is_deeper(value, MAX_DEPTH):
         raise ValueError(f"{path.name} has lists nested too deeply")
     missing = [name for name in names if name not in value]
     if missing:
@@ -246,7 +249,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _check_result(result: dict[str, Any]) -> None:
-    """Raise ValueError if a part that is drawn or averaged is not what it should be."""
+    """Raise ValueError if an entry that tables or pictures use has a wrong type or size."""
     for name in ("acc", "bwt", "fwt", "seconds", *COUNTS):
         if result.get(name) is not None and _numbers(result[name], 0) is None:
             raise ValueError(f"result.json has no number for {name}")
@@ -283,14 +286,14 @@ def _matrix(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _numbers(values: Any, ndim: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """`values` as an array of numbers with so many dimensions; None if they are not."""
+    """`values` as an array of numbers with `ndim` dimensions; None if they are not."""
     try:
         kept = np.array(values)
         array = kept.astype(np.float64)
     except (ValueError, TypeError, OverflowError):
         return None
     fits = array.ndim == ndim and array.size > 0 and kept.dtype.kind in "iuf"
-    return array if fits and (np.abs(array) < LARGEST).all() else None
+    return array if fits and (np.abs(array) < MAX_NUMBER).all() else None
 
 
 def _identity(run: Run) -> str:

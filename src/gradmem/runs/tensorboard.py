@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any
 
 from gradmem.evaluation.callback import Callback, Progress
@@ -76,12 +75,7 @@ class TensorBoardLog(Callback):
     def __enter__(self) -> TensorBoardLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -23,7 +23,7 @@ Batch = tuple[Tree, Hashable, Tree]
 #: The descriptor of a continuum whose tasks were mixed by `Continuum.shuffled`.
 IID = "iid"
 
-# Part of a seed: what is held out has nothing to do with the order of what is left.
+# Part of the seed, so that held-out examples are drawn independently of the order of the others.
 _HELD_OUT = 0x5E7A51DE
 
 
@@ -332,11 +332,8 @@ class Continuum:
     def __add__(self, other: Continuum) -> Continuum:
         if not isinstance(other, Continuum):
             return NotImplemented
-        for name in ("batch_size", "epochs", "shuffle"):
-            if getattr(self, name) != getattr(other, name):
-                raise ValueError(
-                    "continuums must agree in batch_size, epochs and shuffle to be joined"
-                )
+        if any(getattr(self, n) != getattr(other, n) for n in ("batch_size", "epochs", "shuffle")):
+            raise ValueError("continuums must agree in batch_size, epochs and shuffle to be joined")
         for t, test in self.tests.items():
             if not test.is_same(other.tests.get(t, test)):
                 raise ValueError(f"task {t!r} comes back with another test set")
@@ -422,18 +419,14 @@ class Continuum:
         return other
 
     def _part(self, places: Sequence[int]) -> Continuum:
+        if not places:
+            raise ValueError("a continuum needs at least one task, got none")
         tasks = [self.tasks[i] for i in places]
         # A shuffled continuum keeps the tests of what it mixed.
         tests = {task.t: self.tests[task.t] for task in tasks if task.t in self.tests} or self.tests
-        part = Continuum(
-            tasks,
-            self.batch_size,
-            self.epochs,
-            self.shuffle,
-            self.seed,
-            tests,
-            {t: self.outputs[t] for t in tests if t in self.outputs},
-        )
+        part = self._having(tasks, tests)
+        known = {*tests, *(task.t for task in tasks)}
+        part.outputs = {t: classes for t, classes in self.outputs.items() if t in known}
         part._places = tuple(self._places[i] for i in places)
         return part
 

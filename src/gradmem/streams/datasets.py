@@ -16,14 +16,14 @@ from gradmem.trees import check, take, tree_map
 
 __all__ = ["DatasetExamples"]
 
-# Decided by the continuum.
-_NOT_OURS = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator"}
+# Arguments of a DataLoader that the continuum sets.
+_SET_BY_CONTINUUM = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator"}
 
 
 class DatasetExamples:
     """Examples of a PyTorch dataset: each batch is read when it is asked for.
 
-    Answers what `Examples` answers, without holding more than the batches that are being read.
+    It has the methods of `Examples` and holds only the batches that are being read.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class DatasetExamples:
             )
         if len(dataset) == 0:
             raise ValueError(f"a dataset must have at least one example, got {dataset!r}")
-        if refused := sorted(_NOT_OURS & {*loader}):
+        if refused := sorted(_SET_BY_CONTINUUM & {*loader}):
             raise TypeError(f"{', '.join(refused)}: decided by the continuum, not by the loader")
         self.dataset = dataset
         self.loader = {"collate_fn": collate, **loader}
@@ -139,9 +139,9 @@ class DatasetExamples:
             )
         for name, tree in zip("xy", batch, strict=True):
             check(name, tree)
-        # The host need not wait for copies to a GPU: later work on the GPU comes after them.
-        ahead = self.device.type == "cuda"
-        x, y = tree_map(lambda leaf: leaf.to(self.device, non_blocking=ahead), tuple(batch))
+        # The host does not wait for copies to a GPU: the GPU does its work in order.
+        on_gpu = self.device.type == "cuda"
+        x, y = tree_map(lambda leaf: leaf.to(self.device, non_blocking=on_gpu), tuple(batch))
         return x, served(y)
 
 

@@ -1,4 +1,4 @@
-"""Inputs and targets that lie in memory."""
+"""Inputs and targets in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Examples", "Pair", "Seed", "are_class_ids", "permutation", "served",
 Pair = tuple[Tree, Tree]
 Seed = int | Sequence[int]
 
-#: Mini-batches of a shuffled pass that are read at once: on a GPU, each read costs the host time.
+#: Mini-batches of a shuffled pass that are gathered at once, since each gather on a GPU costs time.
 BATCHES_PER_FETCH = 64
 
 
@@ -75,7 +75,7 @@ class Examples:
 
     @property
     def device(self) -> torch.device:
-        """Where the examples lie."""
+        """The device of the examples."""
         return leaves(self.x)[0].device  # type: ignore[no-any-return]
 
     def to(self, device: torch.device | str) -> Examples:

@@ -15,7 +15,7 @@ from gradmem.validation import class_ids, descriptor, non_negative_int, positive
 
 __all__ = ["class_label", "tasks_by_class", "tasks_by_value", "tasks_of_datasets"]
 
-# Part of a seed: examples that become test sets are drawn for that alone.
+# Part of the seed, so that test examples are drawn independently of everything else.
 _TESTS = 0x7E575
 
 
@@ -112,7 +112,7 @@ def class_label(classes: Sequence[int]) -> str:
 
 
 def _given(test: Any, parts: str) -> Sequence[Any] | None:
-    """The parts of test sets that are given; None if they are a fraction of what is trained on."""
+    """`test` if it holds the test sets' parts; None if it is a fraction of the training sets."""
     if not isinstance(test, tuple | list):
         return None
     if len(test) != len(parts.split(", ")):

@@ -1,4 +1,4 @@
-"""Sweeps: many runs that can be interrupted, extended and shared, and an honest choice of settings.
+"""Sweeps: many runs that can be interrupted and extended, to choose settings on held-out data.
 
 >>> import tempfile
 >>> from gradmem.sweeps import InTurn, Sweep, run_sweep

@@ -1,7 +1,7 @@
-"""Where runs are made: a function, many items, and their outcomes as they come.
+"""Executors: they call a function with many items, here or in other processes.
 
-An engine for a cluster goes behind the same call. The function can be pickled, finds its work in
-the sweep's folder and may be given the same item twice: it runs nothing that is done or claimed.
+One for a cluster is called in the same way. The function can be pickled. It may be called twice
+with the same item: it makes no run that is done, or that another process is making.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Died", "Executor", "InTurn", "Processes", "executor_for"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: What tells the libraries below torch how many threads to use; read when they are loaded.
+#: The environment variables from which torch's libraries read their number of threads.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -43,14 +43,14 @@ class Died:
 
 
 class Executor(Protocol):
-    """A map of items to outcomes."""
+    """Calls a function with each of many items."""
 
     def __call__(
         self, function: Callable[[T], R], items: Sequence[T]
     ) -> Generator[tuple[T, R | Died], None, None]:
-        """Call `function` with each item, and yield each with its outcome when it is there.
+        """Call `function` with each item, and yield each item with its outcome as it comes.
 
-        Closing the generator early ends what is still being done.
+        Closing the generator early ends the calls that are still running.
         """
         ...
 
@@ -116,7 +116,7 @@ class Processes:
 
 
 def executor_for(workers: int) -> Executor:
-    """This process for one worker, else so many processes."""
+    """An executor with `workers` processes; for one worker, this process itself."""
     return InTurn() if workers == 1 else Processes(workers)
 
 
@@ -129,7 +129,7 @@ class _Worker:
         self.item: Any = None
         arguments = (function, theirs, threads)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
-        with _inherited(threads):
+        with _worker_environment(threads):
             self.process.start()
         theirs.close()
 
@@ -154,8 +154,8 @@ class _Worker:
 
 
 def _work(function: Callable[[Any], Any], pipe: connection.Connection, threads: int) -> None:
-    """The life of a worker: until it is ended, or nobody is there any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    """A worker's loop: it ends when it is terminated or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     import torch
 
     torch.set_num_threads(threads)
@@ -165,13 +165,13 @@ def _work(function: Callable[[Any], Any], pipe: connection.Connection, threads: 
 
 
 @contextmanager
-def _inherited(threads: int) -> Iterator[None]:
-    """What a process started inside finds: its threads, and no interrupt while it starts."""
+def _worker_environment(threads: int) -> Iterator[None]:
+    """Inside, started processes find their number of threads and have Ctrl-C blocked."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update({name: str(threads) for name in THREADS})
     masked = hasattr(signal, "pthread_sigmask")
     if masked:
-        resource_tracker.ensure_running()  # it would unblock signals itself
+        resource_tracker.ensure_running()  # started later, it would unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

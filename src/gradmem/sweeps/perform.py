@@ -1,4 +1,4 @@
-"""What is done with one run of a sweep, in whatever process: claim it, run it, keep the result."""
+"""One run of a sweep, in any process: claim it, run it, write its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.learners import LEARNERS, Learner
-from gradmem.runs.experiment import Experiment, keep_continuums, settings_text
+from gradmem.runs.experiment import Experiment, keep_continuums, settings_key
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.store import Store
 
@@ -24,16 +24,11 @@ class Perform:
     """A function of an experiment that may be called in any process that sees the folder.
 
     It returns the finished run, its failure, or None if another process is running it. A run that
-    is done is not run again, and its outcome is the one that is stored. Runs of
-    gradmem's learners that differ only in their seed and follow each other share a learner, put
-    back to a new one's state, so that on a GPU they share the recorded steps.
+    is done is not run again; its stored outcome is returned. `continuums` is how many continuums
+    the process keeps, on their device.
 
-    Parameters
-    ----------
-    folder
-        The sweep's.
-    continuums
-        How many to keep, each on its device.
+    Runs of gradmem's learners that differ only in their seed and follow each other share a learner,
+    set back to the state of a new one. On a GPU they so share its recorded CUDA graphs.
     """
 
     folder: Path
@@ -55,7 +50,7 @@ class Perform:
         try:
             result = experiment.run(learner=self._fresh(experiment), checkpoint=checkpoint)
         except Exception as error:
-            self._learner = None  # whatever happened to it
+            self._learner = None  # its state is unknown after an error
             failure = store.fail(experiment, error)
             _require_device(experiment.device, error)
             return failure
@@ -64,11 +59,11 @@ class Perform:
         return run
 
     def _fresh(self, experiment: Experiment) -> Learner:
-        """A learner in its first state; the last run's, if only the seed is another.
+        """A learner in its first state: the last run's learner if only the seed differs.
 
-        Of learners that are not gradmem's, it is not known what their state consists of.
+        Learners that are not gradmem's are made anew, since their state may not be complete.
         """
-        group = settings_text(experiment.config() | {"seed": None})
+        group = settings_key(experiment.config() | {"seed": None})
         known = experiment.learner in LEARNERS
         if self._learner is None or group != self._group or not known:
             self._learner = None  # frees its memory
@@ -79,7 +74,7 @@ class Perform:
 
 
 def _require_device(device: str, error: Exception) -> None:
-    """Some errors end a GPU's work for the whole process; the next runs are not to blame."""
+    """Raise OSError if the GPU cannot be used any more, so that later runs are not failures."""
     if not device.startswith("cuda"):
         return
     try:

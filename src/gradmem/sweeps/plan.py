@@ -7,14 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from gradmem.benchmarks.parts import (
-    benchmark_reference,
-    find_benchmark,
-    find_learner,
-    learner_reference,
-    setting_parameters,
-)
-from gradmem.evaluation.result import as_text
+from gradmem.benchmarks import lookup
+from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
@@ -30,8 +24,8 @@ MODES = {
     "test-as-published": "the test sets that are also reported, as the paper did",
 }
 
-#: Chosen settings are run with seeds from here on: tasks, examples and first weights that the
-#: choice has not seen, however many seeds it is extended by.
+#: The first seed of the runs with chosen settings: other seeds than those chosen with, so that
+#: tasks, examples and first weights are new.
 FIRST_FINAL_SEED = 1000
 
 #: What all runs of a sweep may have in common, beside what its benchmarks take.
@@ -94,7 +88,7 @@ class Sweep:
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
-        options = [name for text in self.grids for name in find_benchmark(text).options]
+        options = [name for text in self.grids for name in lookup.find_benchmark(text).options]
         for name in self.common:
             one_of("a field in common", name, dict.fromkeys([*options, *_COMMON]))
 
@@ -107,18 +101,17 @@ class Sweep:
         grid = self.grids[benchmark][learner]
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
-    def experiments(self, mode: str | None = None) -> list[Experiment]:
-        """The runs to choose from, in the order in which they are best made.
+    def experiments(self) -> list[Experiment]:
+        """The runs to choose from, in the order in which they are made fastest.
 
-        Learners take turns, so that it is soon known how long each takes. On a GPU a setting's
-        seeds follow each other, and steps recorded for the first are replayed for the others;
-        elsewhere all runs of a seed do, and share its data.
+        Learners alternate, so that the time left can soon be estimated. On a GPU a setting's seeds
+        follow each other and share recorded CUDA graphs; on a CPU all runs of a seed follow each
+        other and share its data.
         """
-        mode = one_of("select", self.select if mode is None else mode, MODES)
         changes: dict[str, Any] = {}
-        if mode != "test-as-published":
+        if self.select != "test-as-published":
             changes["held_out"] = self.held_out
-        if mode == "first-tasks":
+        if self.select == "first-tasks":
             changes["first_tasks"] = self.first_tasks
         made = []
         for benchmark, learners in self.grids.items():
@@ -171,12 +164,11 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         """This sweep as plain data, for `sweep.json`."""
-        plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in ("seeds", "final_seeds")}
+        return plain(asdict(self))  # type: ignore[no-any-return]
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sweep:
-        """The sweep that `to_json` wrote down."""
+        """The sweep of which `to_json` made `value`."""
         known = [f.name for f in fields(cls)]
         for name in value:
             one_of("a field of a sweep", name, known)
@@ -202,15 +194,16 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """The grids as plain data; every name in them is known, and every setting has values."""
     if not isinstance(grids, Mapping) or not grids:
         raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
-    plain: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for what, learners in grids.items():
-        benchmark = benchmark_reference(what)
+        benchmark = lookup.benchmark_reference(what)
         if not isinstance(learners, Mapping) or not learners:
             raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
-        plain[benchmark] = {}
+        found[benchmark] = {}
         for who, grid in learners.items():
-            learner = learner_reference(who)
-            allowed = [name for name in setting_parameters(find_learner(learner)) if name != "seed"]
+            learner = lookup.learner_reference(who)
+            accepted = lookup.setting_parameters(lookup.find_learner(learner))
+            allowed = [name for name in accepted if name != "seed"]
             if not isinstance(grid, Mapping):
                 raise ValueError(f"the grid of {learner} must be setting → values, got {grid!r}")
             for name, values in grid.items():
@@ -219,10 +212,10 @@ def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
                     raise ValueError(
                         f"{learner}'s {name} must have a list of values to try, got {values!r}"
                     )
-                if as_text(list(values)) != list(values):
+                if plain(list(values)) != list(values):
                     raise ValueError(
                         f"{learner}'s {name} must have values that JSON can hold, got {values!r}: "
                         "other settings belong in the benchmark"
                     )
-            plain[benchmark][learner] = {name: list(values) for name, values in grid.items()}
-    return plain
+            found[benchmark][learner] = {name: list(values) for name, values in grid.items()}
+    return found

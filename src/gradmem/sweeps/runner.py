@@ -10,20 +10,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradmem.benchmarks import lookup
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.benchmarks.parts import (
-    LearnerKind,
-    benchmark_reference,
-    can_be_imported,
-    find_benchmark,
-    learner_reference,
-    learners_of,
-    shown,
-)
 from gradmem.evaluation.machine import cores
-from gradmem.evaluation.result import as_text
+from gradmem.files import plain
 from gradmem.runs.compare import seed_numbers
-from gradmem.runs.experiment import Experiment, settings_text
+from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.folder import Failure, Run
 from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
 from gradmem.sweeps.perform import Perform
@@ -45,8 +37,8 @@ __all__ = [
     "workers_for",
 ]
 
-#: How often to look for what other processes are doing, in seconds.
-PATIENCE = 0.5
+#: Seconds between looks at the runs of other processes.
+POLL_SECONDS = 0.5
 
 
 class LostWorkerError(RuntimeError):
@@ -58,7 +50,7 @@ class Event:
     """How far a sweep is, after each run and once at the start of each phase."""
 
     phase: str
-    """"selection" or "final"; what else consists of runs has names of its own."""
+    """"selection" or "final" in a sweep; `gradmem paper` has other phases."""
     done: int
     total: int
     seconds_left: float | None
@@ -80,7 +72,7 @@ class Finished:
 
 def sweep(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+    learners: Iterable[str | lookup.LearnerKind] | Mapping[Any, Grid] | None = None,
     seeds: int | Sequence[int] = 3,
     *,
     out: str | os.PathLike[str],
@@ -93,10 +85,10 @@ def sweep(
     on_event: Callable[[Event], None] | None = None,
     **common: Any,
 ) -> Finished:
-    """Try all settings of a grid, choose the best honestly, and run those on the test sets.
+    """Try all settings of a grid, choose the best on held-out data, and run those on the test sets.
 
-    It can be interrupted or killed at any time and called again; nothing runs twice. A folder that
-    holds a sweep is extended by new values and seeds.
+    It can be interrupted or killed at any time and called again; finished runs are not made again.
+    A folder that holds a sweep is extended by new values and seeds.
 
     Parameters
     ----------
@@ -133,7 +125,7 @@ def sweep(
     if isinstance(final_seeds, int):
         final_seeds = final_numbers(select, positive_int("final_seeds", final_seeds))
     plan = Sweep(
-        {benchmark_reference(benchmark): grid_of(benchmark, learners)},
+        {lookup.benchmark_reference(benchmark): grid_of(benchmark, learners)},
         seeds=tuple(seed_numbers(seeds)),
         select=select,
         final_seeds=tuple(final_seeds or ()),
@@ -146,25 +138,30 @@ def sweep(
 
 def grid_of(
     benchmark: str | Benchmark,
-    learners: Iterable[str | LearnerKind] | Mapping[Any, Grid] | None = None,
+    learners: Iterable[str | lookup.LearnerKind] | Mapping[Any, Grid] | None = None,
 ) -> dict[str, Grid]:
     """Learner → setting → values: as given, or the benchmark's own for these learners."""
     if isinstance(learners, Mapping):
-        return {learner_reference(learner): grid for learner, grid in learners.items()}
-    where = benchmark_reference(benchmark)
-    known = find_benchmark(where).grid
+        return {lookup.learner_reference(learner): grid for learner, grid in learners.items()}
+    where = lookup.benchmark_reference(benchmark)
+    known = lookup.find_benchmark(where).grid
     if not known:
-        raise ValueError(f"{shown(where)} has no grid: give learner → setting → values")
-    names = learners_of(where, known) if learners is None else map(learner_reference, learners)
-    return {name: known[one_of("a learner in the grid", shown(name), known)] for name in names}
+        raise ValueError(f"{lookup.shown(where)} has no grid: give learner → setting → values")
+    if learners is None:
+        learners = lookup.learners_of(where, known)
+    names = {text: lookup.shown(text) for text in map(lookup.learner_reference, learners)}
+    return {text: known[one_of("a learner in the grid", n, known)] for text, n in names.items()}
 
 
 def workers_for(plan: Sweep, workers: int | None = None) -> Executor:
-    """So many processes, by default one per core; this process for a GPU or what is only here."""
+    """An executor with so many processes; by default one per core, and for a GPU this process.
+
+    Parts that other processes cannot import are run in this process, with a warning.
+    """
     if workers is None:
         workers = 1 if plan.device.startswith("cuda") else cores()
     names = [name for benchmark, grids in plan.grids.items() for name in (benchmark, *grids)]
-    here = [shown(name) for name in names if not can_be_imported(name)]
+    here = [lookup.shown(name) for name in names if not lookup.can_be_imported(name)]
     if here and workers > 1:
         warnings.warn(
             f"{', '.join(here)} cannot be imported by other processes, so all runs are made in "
@@ -182,18 +179,18 @@ def run_sweep(
     retry_failed: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> Finished:
-    """Run what a sweep's folder lacks, choose the best settings, and run those on the test sets.
+    """Make the runs that a sweep's folder lacks, choose settings, and run those on the test sets.
 
-    It can be interrupted or killed at any time and called again, by several processes at once.
+    It can be interrupted or killed at any time and called again, also by several processes at once.
 
     Parameters
     ----------
     folder
-        Where everything is kept.
+        The sweep's folder.
     sweep
-        A new sweep, or what the one in the folder is to be extended by; None to go on with it.
+        A new sweep, or values and seeds to extend the folder's sweep by; None to go on with it.
     executor
-        Where runs are made; see `workers_for` for the default.
+        Makes the runs; the default is that of `workers_for`.
     retry_failed
         Whether runs that failed before are run again.
     on_event
@@ -201,23 +198,22 @@ def run_sweep(
     """
     store = Store(folder)
     planned = None
-    if sweep is not None:  # what is wrong is found before it is kept
+    if sweep is not None:  # raise errors before the sweep is written to the folder
         planned = _plan(sweep)
         check_settings(planned)
         if not store.exists():
-            _try_data(planned)
+            for experiment in {one.benchmark: one for one in planned}.values():
+                experiment.changed(device="cpu").continuum()  # raises if the data are wrong
     whole = store.sweep() if sweep is None else store.open(sweep)
     if planned is None or whole != sweep:
         planned = _plan(whole)
-    # Where seeds follow each other, the data of all of them are used again and again.
-    keep = len(whole.seeds) if whole.device.startswith("cuda") else 1
-    phase = Phase(store, executor or workers_for(whole), keep, retry_failed, on_event)
+    phase = Phase(store, executor or workers_for(whole), retry_failed, on_event)
     failed = phase.make("selection", planned)
     choices = choose(store, planned, len(whole.seeds))
     final = whole.final((choice.benchmark, choice.learner, choice.settings) for choice in choices)
     failed |= phase.make("final", final)
     made = [experiment for experiment in final if store.is_finished(experiment.key)]
-    store.choose(
+    store.write_chosen(
         {
             "select": whole.select,
             "chosen_on": MODES[whole.select],
@@ -229,9 +225,9 @@ def run_sweep(
 
 
 def check_settings(planned: Sequence[Experiment]) -> None:
-    """Raise what a learner's constructor has against its settings, once for each setting."""
+    """Make a learner with each setting once, so that its constructor can refuse the setting."""
     first = {
-        (one.benchmark, one.learner, settings_text(one.settings)): one for one in reversed(planned)
+        (one.benchmark, one.learner, settings_key(one.settings)): one for one in reversed(planned)
     }
     for experiment in first.values():
         experiment.new_learner()
@@ -241,104 +237,93 @@ def _plan(sweep: Sweep) -> list[Experiment]:
     return list({experiment.key: experiment for experiment in sweep.experiments()}.values())
 
 
-def _try_data(planned: Sequence[Experiment]) -> None:
-    """Raise what would end every run of a benchmark."""
-    for experiment in {one.benchmark: one for one in reversed(planned)}.values():
-        experiment.changed(device="cpu").continuum()
-
-
 def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
     own = (choice.benchmark, choice.learner)
-    plain: dict[str, Any] = as_text(asdict(choice))
-    return plain | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
+    described: dict[str, Any] = plain(asdict(choice))
+    return described | {"runs": [e.key for e in made if (e.benchmark, e.learner) == own]}
 
 
 class Phase:
-    """Makes all of some runs, together with whoever else works in the folder.
+    """Makes runs in a folder in which other processes may be making runs, too.
 
-    Parameters
-    ----------
-    store
-        The folder.
-    executor
-        Where runs are made.
-    continuums
-        How many each process keeps; see `Perform`.
-    retry_failed, on_event
-        See `run_sweep`.
+    `retry_failed` and `on_event` are those of `run_sweep`.
     """
 
     def __init__(
         self,
         store: Store,
         executor: Executor,
-        continuums: int = 1,
         retry_failed: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.store, self.executor, self.retry_failed = store, executor, retry_failed
-        self.on_event = on_event or (lambda event: None)
-        self.perform = Perform(store.path, continuums)
+        self.on_event = on_event
         self.standings = Standings()
 
     def make(self, name: str, planned: Sequence[Experiment]) -> dict[str, tuple[Experiment, str]]:
-        """Come back when all are done; what failed, by key."""
+        """Return when all runs are done; the failed ones by key."""
         if self.retry_failed:
             self.store.forget_failures(one.key for one in planned if self.store.is_failed(one.key))
-        clock = TimeLeft(planned)
-        failed: dict[str, tuple[Experiment, str]] = {}
-        left = {experiment.key: experiment for experiment in planned}
-
-        outcome: Run | Failure | None
-
-        def count(experiment: Experiment, outcome: Run | Failure, now: bool) -> None:
-            del left[experiment.key]
-            result = outcome.result if isinstance(outcome, Run) else {}
-            clock.add(experiment, result.get("seconds"), now)
-            if name == "selection":
-                self.standings.add(experiment, result.get("acc"))
-            if isinstance(outcome, Failure):
-                failed[experiment.key] = experiment, outcome.error
-
-        def report(
-            experiment: Experiment | None = None, outcome: Run | Failure | None = None
-        ) -> None:
-            done = len(planned) - len(left)
-            best = self.standings.best()
-            self.on_event(Event(name, done, len(planned), clock.left(), best, experiment, outcome))
-
-        for experiment in planned:
-            if experiment.key in left and self.store.is_done(experiment.key):
-                count(experiment, self.store.outcome(experiment), now=False)
-        report()
-        free = list(left.values())
-        while left:
-            with closing(self.executor(self.perform, free)) as outcomes:
+        self.name, self.total, self.clock = name, len(planned), TimeLeft(planned)
+        self.left = {experiment.key: experiment for experiment in planned}
+        self.failed: dict[str, tuple[Experiment, str]] = {}
+        for experiment in list(self.left.values()):
+            if self.store.is_done(experiment.key):
+                self._count(experiment, self.store.outcome(experiment), now=False)
+        self._report()
+        unclaimed = list(self.left.values())
+        # On a GPU a setting's seeds follow each other, so the data of all seeds are used again.
+        gpu_seeds = {one.seed for one in planned if one.device.startswith("cuda")}
+        perform = Perform(self.store.path, continuums=max(1, len(gpu_seeds)))
+        while self.left:
+            with closing(self.executor(perform, unclaimed)) as outcomes:
                 for experiment, answer in outcomes:
-                    if isinstance(answer, Died):
-                        outcome = self._settled(experiment, answer)
-                    else:
-                        outcome = answer
+                    outcome = self._outcome(experiment, answer)
                     if outcome is not None:
-                        count(experiment, outcome, now=True)
-                        report(experiment, outcome)
-            free = []
-            while left and not free:  # the rest is being made by others, or they died
-                time.sleep(PATIENCE)
-                for experiment in list(left.values()):
-                    if self.store.is_done(experiment.key):
-                        outcome = self.store.outcome(experiment)
-                        count(experiment, outcome, now=False)
-                        report(experiment, outcome)
-                    elif not self.store.is_claimed(experiment.key):
-                        free.append(experiment)
-        return failed
+                        self._count(experiment, outcome, now=True)
+                        self._report(experiment, outcome)
+            unclaimed = self._wait_for_others()
+        return self.failed
 
-    def _settled(self, experiment: Experiment, death: Died) -> Run | Failure | None:
-        """Keep the death of a worker as its run's failure, unless the run is done or another's."""
+    def _wait_for_others(self) -> list[Experiment]:
+        """Wait for runs that other processes are making; those that no process makes any more."""
+        unclaimed: list[Experiment] = []
+        while self.left and not unclaimed:
+            time.sleep(POLL_SECONDS)
+            for experiment in list(self.left.values()):
+                if self.store.is_done(experiment.key):
+                    outcome = self.store.outcome(experiment)
+                    self._count(experiment, outcome, now=False)
+                    self._report(experiment, outcome)
+                elif not self.store.is_claimed(experiment.key):
+                    unclaimed.append(experiment)
+        return unclaimed
+
+    def _count(self, experiment: Experiment, outcome: Run | Failure, now: bool) -> None:
+        del self.left[experiment.key]
+        result = outcome.result if isinstance(outcome, Run) else {}
+        self.clock.add(experiment, result.get("seconds"), now)
+        if self.name == "selection":
+            self.standings.add(experiment, result.get("acc"))
+        if isinstance(outcome, Failure):
+            self.failed[experiment.key] = experiment, outcome.error
+
+    def _report(
+        self, experiment: Experiment | None = None, outcome: Run | Failure | None = None
+    ) -> None:
+        if self.on_event is not None:
+            done, left, best = self.total - len(self.left), self.clock.left(), self.standings.best()
+            self.on_event(Event(self.name, done, self.total, left, best, experiment, outcome))
+
+    def _outcome(
+        self, experiment: Experiment, answer: Run | Failure | Died | None
+    ) -> Run | Failure | None:
+        """A worker's answer; a failure if the worker died, unless the run is done or another's."""
+        if not isinstance(answer, Died):
+            return answer
         with self.store.claim(experiment.key) as mine:
             if not mine:
                 return None
             if not self.store.is_done(experiment.key):
-                self.store.fail(experiment, LostWorkerError(str(death)))
+                self.store.fail(experiment, LostWorkerError(str(answer)))
             return self.store.outcome(experiment)

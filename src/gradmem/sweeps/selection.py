@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradmem.runs.experiment import Experiment, settings_text
+from gradmem.runs.experiment import Experiment, settings_key
+from gradmem.runs.folder import Run
 from gradmem.sweeps.store import Store
 
 __all__ = ["Choice", "Standings", "choose", "select"]
@@ -22,19 +23,19 @@ class Choice:
     learner: str
     settings: dict[str, Any]
     acc: float
-    """The mean over the seeds, on the data for choosing: too good to be reported."""
+    """The mean over the seeds on the data that settings are chosen on; not one to report."""
     seeds: int
     considered: int
     """Settings that were compared."""
     failed: int
-    """Settings that were out because a run with them failed (diverged, say)."""
+    """Settings that were not compared because a run with them failed, for example diverged."""
 
 
 class Standings:
-    """The best so far, as runs come in.
+    """The best settings among the runs that are done so far.
 
-    A setting with which any run failed is out. Of settings with the same mean, the one with the
-    smaller learning rate is better, then the one with the other smaller values, by name.
+    Settings with a failed run are not chosen. Of settings with the same mean ACC, the one with the
+    smaller learning rate is better, then the one with smaller other values, by name.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Standings:
         """A run is done; `acc` is None if it failed."""
         place = self._entries.setdefault((experiment.benchmark, experiment.learner), {})
         settings = dict(experiment.settings)
-        entry = place.setdefault(settings_text(settings), _Entry(settings, {}))
+        entry = place.setdefault(settings_key(settings), _Entry(settings, {}))
         entry.accs[experiment.seed] = None if acc is None or math.isnan(acc) else acc
 
     def best(self, seeds: int = 1) -> list[Choice]:
@@ -56,17 +57,8 @@ class Standings:
             ready = [e for e in sound if len(e.accs) >= seeds]
             if ready:
                 best = min(ready, key=lambda entry: entry.rank)
-                choices.append(
-                    Choice(
-                        benchmark,
-                        learner,
-                        best.settings,
-                        best.mean,
-                        len(best.accs),
-                        len(ready),
-                        len(failed),
-                    )
-                )
+                numbers = (best.mean, len(best.accs), len(ready), len(failed))
+                choices.append(Choice(benchmark, learner, best.settings, *numbers))
         return choices
 
 
@@ -90,21 +82,14 @@ def _sortable(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
-def select(folder: str | os.PathLike[str], by: str | None = None) -> list[Choice]:
+def select(folder: str | os.PathLike[str]) -> list[Choice]:
     """The best settings for each benchmark and learner of a sweep whose runs are done.
 
     A learner none of whose settings finished with all seeds has no choice.
-
-    Parameters
-    ----------
-    folder
-        The sweep's.
-    by
-        "validation", "first-tasks" or "test-as-published"; if left out, the sweep's own.
     """
     store = Store(folder)
     sweep = store.sweep()
-    return choose(store, sweep.experiments(by), len(sweep.seeds))
+    return choose(store, sweep.experiments(), len(sweep.seeds))
 
 
 def choose(store: Store, planned: Sequence[Experiment], seeds: int) -> list[Choice]:
@@ -117,7 +102,6 @@ def choose(store: Store, planned: Sequence[Experiment], seeds: int) -> list[Choi
         )
     standings = Standings()
     for experiment in planned:
-        key = experiment.key
-        acc = store.run(key).result["acc"] if store.is_finished(key) else None
-        standings.add(experiment, acc)
+        outcome = store.outcome(experiment)
+        standings.add(experiment, outcome.result["acc"] if isinstance(outcome, Run) else None)
     return standings.best(seeds)

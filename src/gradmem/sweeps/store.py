@@ -1,4 +1,4 @@
-"""A sweep's folder: what is to be run, what is being run, and what came of it.
+"""A sweep's folder: the sweep, its runs, and which of them are being run.
 
 sweep.json          the sweep
 runs/KEY/           config.json and result.json of a run, or failure.json
@@ -14,27 +14,28 @@ import os
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gradmem.evaluation import Result
+from gradmem.files import write_json
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Failure, Run, RunFolder, read_run, write_json
+from gradmem.runs.folder import Failure, Run, RunFolder, read_run
 from gradmem.sweeps.plan import Sweep
 
 __all__ = ["Store"]
 
 #: Lines of a traceback that are kept.
-TAIL = 20
+TRACEBACK_LINES = 20
 
 
 class Store:
     """Reads and writes a sweep's folder; any number of processes may do so at once.
 
-    A run is done when its `result.json` or `failure.json` is there. Both are written whole or not
-    at all, by the process that holds the run's lock, so that a run that is done is never begun
-    again and one whose process died can be. The folder must be on a file system with locks.
+    A run is done when its `result.json` or `failure.json` exists. Both are written whole or not at
+    all by the process that holds the run's lock. So a run that is done is not run again, and a run
+    whose process died is. The folder must be on a file system with locks.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,7 +46,7 @@ class Store:
         return (self.path / "sweep.json").exists()
 
     def open(self, sweep: Sweep) -> Sweep:
-        """Make the folder, or extend the sweep that is in it; the sweep as it is then."""
+        """Make the folder, or extend the sweep that is in it; returns the whole sweep."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"a sweep's folder is needed, {self.path} is a file")
         self._make_folders()
@@ -60,7 +61,7 @@ class Store:
         return sweep
 
     def sweep(self) -> Sweep:
-        """The sweep that lies in the folder."""
+        """The sweep in the folder."""
         file = self.path / "sweep.json"
         if not self.exists():
             raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
@@ -93,15 +94,13 @@ class Store:
 
     def failure(self, key: str) -> dict[str, Any]:
         """What is known of a run that failed: type, message, traceback."""
-        unknown = {"type": "Error", "message": "unknown, failure.json cannot be read"}
-        try:
-            found = json.loads((self.folder(key) / "failure.json").read_text("utf-8"))
-        except ValueError:
-            return unknown
-        return unknown | found if isinstance(found, dict) else unknown
+        found: dict[str, Any] = {"type": "Error", "message": "unknown, failure.json cannot be read"}
+        with suppress(ValueError, TypeError):
+            found |= json.loads((self.folder(key) / "failure.json").read_text("utf-8"))
+        return found
 
     def outcome(self, experiment: Experiment) -> Run | Failure:
-        """What came of a run that is done."""
+        """The result or the failure of a run that is done."""
         if self.is_finished(experiment.key):
             return self.run(experiment.key)
         found = self.failure(experiment.key)
@@ -110,7 +109,7 @@ class Store:
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Whether the run is this process's while the block lasts; False: it is another's."""
+        """Claim a run inside the block; gives False if another process has claimed it."""
         from filelock import Timeout
 
         self._make_folders()
@@ -131,27 +130,27 @@ class Store:
             return not free
 
     def start(self, experiment: Experiment) -> None:
-        """Note that a claimed run begins."""
+        """Write the folder of a claimed run that begins."""
         folder = self.folder(experiment.key)
         RunFolder(folder, experiment).open(overwrite=True)
         _remove_strays(folder)
         self._note(experiment.key, "started")
 
     def finish(self, experiment: Experiment, result: Result) -> Run:
-        """Keep a claimed run's result."""
+        """Write a claimed run's result."""
         run = RunFolder(self.folder(experiment.key), experiment).save(result)
         self._note(experiment.key, "finished")
         return run
 
     def fail(self, experiment: Experiment, error: BaseException) -> Failure:
-        """Keep the error that ended a claimed run."""
+        """Write the error that ended a claimed run."""
         folder = self.folder(experiment.key)
         RunFolder(folder, experiment).open(overwrite=True)
         trace = "".join(traceback.format_exception(error)).splitlines()
         failure = {
             "type": type(error).__name__,
             "message": str(error),
-            "traceback": trace[-TAIL:],
+            "traceback": trace[-TRACEBACK_LINES:],
             "time": time.time(),
         }
         write_json(folder / "failure.json", failure)
@@ -165,16 +164,14 @@ class Store:
                 if mine:
                     (self.folder(key) / "failure.json").unlink(missing_ok=True)
 
-    def choose(self, chosen: dict[str, Any]) -> Path:
-        """Keep what was chosen."""
-        file = self.path / "chosen.json"
+    def write_chosen(self, chosen: dict[str, Any]) -> None:
+        """Write chosen.json."""
         with self._lock("sweep"):
             _remove_strays(self.path)
-            write_json(file, chosen)
-        return file
+            write_json(self.path / "chosen.json", chosen)
 
     def log(self) -> list[dict[str, Any]]:
-        """What happened, in order."""
+        """The lines of log.jsonl."""
         try:
             lines = (self.path / "log.jsonl").read_text().splitlines()
         except FileNotFoundError:
@@ -184,11 +181,8 @@ class Store:
     def _note(self, key: str, event: str) -> None:
         entry = {"key": key, "event": event, "pid": os.getpid(), "time": time.time()}
         line = (json.dumps(entry) + "\n").encode()
-        file = os.open(self.path / "log.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(file, line)  # at once, so that lines of several processes do not mix
-        finally:
-            os.close(file)
+        with open(self.path / "log.jsonl", "ab", buffering=0) as file:
+            file.write(line)  # at once, so that lines of several processes do not mix
 
     def _make_folders(self) -> None:
         for name in ("runs", "locks"):
@@ -201,6 +195,6 @@ class Store:
 
 
 def _remove_strays(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote; the folder must be claimed."""
+    """Remove temporary files of processes that were killed; the folder must be claimed."""
     for stray in folder.glob(".*.json-*"):
         stray.unlink(missing_ok=True)

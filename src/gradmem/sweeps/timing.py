@@ -14,10 +14,7 @@ _Kind = tuple[str, str, int | None, bool]
 
 
 class TimeLeft:
-    """Learners differ in how long they take, so each has a mean of its own once it is known.
-
-    So has each number of epochs.
-    """
+    """Estimates the time left from the mean seconds of each learner and number of epochs."""
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self._left: Counter[_Kind] = Counter(map(_kind, experiments))
@@ -34,13 +31,13 @@ class TimeLeft:
             self._work += seconds if now else 0.0
 
     def left(self) -> float | None:
-        """Seconds; None while nothing is known."""
+        """Seconds; None before the first run is done."""
         if not self._work:
             return None
         means = {kind: sum(known) / len(known) for kind, known in self._seconds.items() if known}
         other = sum(means.values()) / len(means)
         work = sum(n * means.get(kind, other) for kind, n in self._left.items())
-        # Seconds on the wall per second of work: how many runs are made at a time shows in it.
+        # Seconds passed per second of work: less than 1 if several runs are made at a time.
         return work * (time.monotonic() - self._start) / self._work
 
 

@@ -52,7 +52,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (MNIST_ROTATIONS, MNIST_PERMUTATIONS, CIFAR100_INCREMENTAL)
 }
 
-#: Marks the reference of what no other process can import.
+#: Stands in the reference of a part that no other process can import.
 LOCAL = "<locals>"
 
 #: The parts that were passed as objects to this process, by reference.
@@ -86,11 +86,10 @@ def benchmark_reference(part: str | Benchmark) -> str:
     if BENCHMARKS.get(part.name) is part:
         return part.name
     for module in (part.module, *list(sys.modules)):
-        if any(
-            value is part for value in getattr(sys.modules.get(module), "__dict__", {}).values()
-        ):
-            return _pass(part, module, part.name, True)
-    return _pass(part, part.module, part.name, False)
+        values = getattr(sys.modules.get(module), "__dict__", {}).values()
+        if any(value is part for value in values):
+            return _remember(part, module, part.name, True)
+    return _remember(part, part.module, part.name, False)
 
 
 def learner_reference(part: str | LearnerKind) -> str:
@@ -110,7 +109,7 @@ def learner_reference(part: str | LearnerKind) -> str:
     module, name = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")
     if not callable(part) or not name:
         raise TypeError(f"a learner must be a name, a class or a function, got {part!r}")
-    return _pass(part, module, name, _attribute(sys.modules.get(module), name) is part)
+    return _remember(part, module, name, _attribute(sys.modules.get(module), name) is part)
 
 
 def shown(text: str) -> str:
@@ -126,7 +125,7 @@ def shown(text: str) -> str:
 
 
 def learners_of(benchmark: str, names: Iterable[str]) -> list[str]:
-    """The learners that a benchmark names: gradmem's, or those in the benchmark's own module."""
+    """References of the learners that a benchmark names: gradmem's, or of its own module."""
     module = benchmark.rpartition(":")[0]
     return [name if name in LEARNERS else f"{module}:{name}" for name in names]
 
@@ -181,7 +180,7 @@ def setting_parameters(kind: LearnerKind) -> dict[str, inspect.Parameter]:
 def code_of(parts: Iterable[Benchmark | LearnerKind]) -> str | None:
     """A hash of the files in which parts are defined; None if all of them are gradmem's.
 
-    Comments and layout do not count. What these files import is not looked at.
+    Comments and layout do not change it, nor do files that these files import.
     """
     names = {name for part in parts for name in _modules(part)}
     others = {"gradmem", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
@@ -214,8 +213,8 @@ def _find(what: str, text: str, known: Mapping[str, Any]) -> Any:
 
 
 def _load(where: str) -> ModuleType:
-    """The module of a name or a file; what goes wrong inside it is its own error."""
-    if _is_file(where):
+    """The module of a name or a file; errors raised inside it are passed on."""
+    if where.endswith(".py"):
         return _load_file(Path(where))
     here = os.getcwd()
     if here not in sys.path:
@@ -235,8 +234,8 @@ def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
     known = sys.modules.get(file.stem)
-    if known is not None and _same_file(known, file):
-        return known
+    if os.path.abspath(getattr(known, "__file__", None) or "") == os.path.abspath(file):
+        return known  # type: ignore[return-value]
     name = file.stem if known is None else f"{file.stem}_{abs(hash(str(file)))}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -252,25 +251,18 @@ def _load_file(file: Path) -> ModuleType:
     return module
 
 
-def _same_file(module: ModuleType, file: Path) -> bool:
-    return os.path.abspath(getattr(module, "__file__", None) or "") == os.path.abspath(file)
-
-
-def _is_file(where: str) -> bool:
-    return where.endswith(".py")
-
-
-def _pass(part: Any, module: str, name: str, is_there: bool) -> str:
-    """Note a part that was passed as an object; `is_there`: its module has it under its name."""
-    name = name if is_there else f"{LOCAL}.{name.rpartition('.')[2]}"
+def _remember(part: Any, module: str, name: str, is_in_module: bool) -> str:
+    """The reference of a part that was passed as an object, by which this process finds it."""
+    name = name if is_in_module else f"{LOCAL}.{name.rpartition('.')[2]}"
     text = f"{_importable_name(module)}:{name}"
     _passed[text] = part
     return text
 
 
 def _absolute(text: str) -> str:
+    """A reference to a file with the file's whole path; other references as they are."""
     where, _, name = text.rpartition(":")
-    return f"{os.path.abspath(where)}:{name}" if _is_file(where) else text
+    return f"{os.path.abspath(where)}:{name}" if where.endswith(".py") else text
 
 
 def _attribute(module: ModuleType | None, name: str) -> Any:
@@ -280,18 +272,16 @@ def _attribute(module: ModuleType | None, name: str) -> Any:
         return None
 
 
-def _benchmark_in(module: ModuleType | None, name: str) -> Any:
-    """The benchmark of that name, or whatever is in the variable of that name."""
-    found = [value for value in vars(module or ModuleType("")).values() if _is_named(value, name)]
-    return found[0] if found else _attribute(module, name)
-
-
-def _is_named(value: Any, name: str) -> bool:
-    return isinstance(value, Benchmark) and value.name == name
+def _benchmark_in(module: ModuleType, name: str) -> Any:
+    """The module's benchmark of that name, else the value of the variable of that name."""
+    for value in vars(module).values():
+        if isinstance(value, Benchmark) and value.name == name:
+            return value
+    return _attribute(module, name)
 
 
 def _importable_name(module: str) -> str:
-    """The name under which other processes import what runs as a script here."""
+    """The module's name for other processes, also if it runs as a script here."""
     if module != "__main__":
         return module
     main = sys.modules["__main__"]
@@ -302,7 +292,7 @@ def _importable_name(module: str) -> str:
 
 
 def _modules(part: Benchmark | LearnerKind) -> set[str]:
-    """The names of the modules that say what a part does."""
+    """The names of the modules in which a part is defined."""
     if isinstance(part, Benchmark):
         makers = (part.continuum, part.network, part.score)
         return {part.module} | {getattr(maker, "__module__", "") for maker in makers if maker}
