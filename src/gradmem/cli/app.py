@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -93,7 +95,15 @@ def main() -> None:
             raise
         # Options with another name than in Python: the message has the Python name.
         typed = [f"{name} is {o}" for name, o in options.OPTION_NAMES.items() if name in str(error)]
+        if not _is_ours(error):
+            typed.append("gradmem --debug … shows where")
         more = f" ({', '.join(typed)})" if typed else ""
         message = Text.assemble(("error: ", "red"), str(error), more)
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether gradmem itself raised it: then the message says what is to be put right."""
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename
+    return Path(__file__).parents[1] in Path(raised).parents

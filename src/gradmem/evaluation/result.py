@@ -124,6 +124,8 @@ class Result:
         ['config.json', 'result.json']
         """
         target = ResultFolder(folder, self.config | about)
+        target.check(overwrite)
+        target.check_same(self, overwrite)
         target.open(overwrite)
         target.write(self)
         return target.path
@@ -179,6 +181,21 @@ class ResultFolder:
                     f"{self.path} holds the result of another experiment ({held[0]}): choose "
                     "another folder, or replace it with --overwrite (overwrite=True)"
                 )
+
+    def check_same(self, result: Result, overwrite: bool = False) -> None:
+        """Raise ValueError if it holds another result, though of a run with the same config."""
+        file = self.path / "result.json"
+        if overwrite or not file.exists():
+            return
+        try:
+            known = json.loads(file.read_text("utf-8")).get("R")
+        except (OSError, ValueError, RecursionError, AttributeError):
+            known = None
+        if known != plain(result.R):
+            raise ValueError(
+                f"{self.path} holds the result of another run with the same settings: choose "
+                "another folder, name the runs apart (seed=…), or give overwrite=True"
+            )
 
     def open(self, overwrite: bool = False) -> None:
         """Make the folder, unless it already holds the result of something else."""

@@ -138,12 +138,7 @@ class Learner(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show what a learner can be given, with the names behind `**common`, as its signature."""
         super().__init_subclass__(**kwargs)
-        _, *parts = inspect.signature(cls.__init__).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parts):
-            _, network, *common = inspect.signature(Learner.__init__).parameters.values()
-            own = [p for p in parts if p.kind is p.KEYWORD_ONLY]
-            parts = [network, *common[:3], *own, *common[3:]]
-        cls.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -663,6 +658,21 @@ class Learner(ABC):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _signature(cls: type[Learner]) -> inspect.Signature:
+    """The parameters of a learner; those behind `**…` are the ones of the class above it."""
+    lineage = list(cls.__mro__)
+    definer = next(kind for kind in lineage if "__init__" in vars(kind))
+    _, *own = inspect.signature(vars(definer)["__init__"]).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in own):
+        return inspect.Signature(own)
+    above = lineage[lineage.index(definer) + 1 :]
+    parent = next(kind for kind in above if issubclass(kind, Learner) and "__init__" in vars(kind))
+    first, *inherited = _signature(parent).parameters.values()
+    mine = {p.name: p for p in own if p.kind is p.KEYWORD_ONLY}
+    kept = [p for p in inherited if p.name not in mine]
+    return inspect.Signature([first, *kept[:3], *mine.values(), *kept[3:]])
 
 
 def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:

@@ -77,7 +77,8 @@ def gather(
     """
     tell = on_left_out or _warn
     sources = [runs] if isinstance(runs, str | os.PathLike | Result) else list(runs)
-    made = [Run.of(source) for source in sources if isinstance(source, Result)]
+    results = {id(source): source for source in sources if isinstance(source, Result)}
+    made = [Run.of(result) for result in results.values()]
     folders = [source for source in sources if not isinstance(source, Result)]
     if not sources:
         raise ValueError("report needs at least one run's folder or Result, got none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -39,6 +40,10 @@ __all__ = [
 
 #: Seconds between looks at the runs of other processes.
 POLL_SECONDS = 0.5
+
+
+#: Workers that may die of one run before it counts as failed.
+DEATHS = 3
 
 
 class LostWorkerError(RuntimeError):
@@ -262,8 +267,8 @@ class Phase:
 
     def make(self, name: str, planned: Sequence[Experiment]) -> dict[str, tuple[Experiment, str]]:
         """Return when all runs are done; the failed ones by key."""
-        if self.retry_failed:
-            self.store.forget_failures(one.key for one in planned if self.store.is_failed(one.key))
+        self.store.forget_failures(one.key for one in planned if self._is_tried_again(one))
+        self.deaths: Counter[str] = Counter()
         self.name, self.total, self.clock = name, len(planned), TimeLeft(planned)
         self.left = {experiment.key: experiment for experiment in planned}
         self.failed: dict[str, tuple[Experiment, str]] = {}
@@ -284,6 +289,14 @@ class Phase:
                         self._report(experiment, outcome)
             unclaimed = self._wait_for_others()
         return self.failed
+
+    def _is_tried_again(self, experiment: Experiment) -> bool:
+        """Whether a run that failed before is made again: if asked for, or if its worker died."""
+        if not self.store.is_failed(experiment.key):
+            return False
+        outcome = self.store.outcome(experiment)
+        lost = isinstance(outcome, Failure) and outcome.error.startswith(LostWorkerError.__name__)
+        return self.retry_failed or lost
 
     def _wait_for_others(self) -> list[Experiment]:
         """Wait for runs that other processes are making; those that no process makes any more."""
@@ -318,9 +331,16 @@ class Phase:
     def _outcome(
         self, experiment: Experiment, answer: Run | Failure | Died | None
     ) -> Run | Failure | None:
-        """A worker's answer; a failure if the worker died, unless the run is done or another's."""
+        """A worker's answer; None if its run is another's, or is to be made again.
+
+        A worker that died says nothing about the settings of its run, which goes on from its
+        checkpoint in another worker. Only if several die of one run, it has failed.
+        """
         if not isinstance(answer, Died):
             return answer
+        self.deaths[experiment.key] += 1
+        if self.deaths[experiment.key] < DEATHS:
+            return None
         with self.store.claim(experiment.key) as mine:
             if not mine:
                 return None
