@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` without enums, for every step
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -31,30 +30,32 @@ class Lock:
         return Lock, ()
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+class uninterrupted:  # noqa: N801 - used like a function
     """Let Ctrl-C wait until the block has ended; a second one ends it at once.
 
     Only the main thread is interrupted by signals, so nothing is done in others. A handler of the
     user's own is called afterwards in place of the interrupt.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
 
-    def wait(number: int, frame: FrameType | None) -> None:
-        if waiting:
-            signal.signal(signal.SIGINT, before)
+    __slots__ = ("_before", "_waiting")
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        self._waiting: list[tuple[int, FrameType | None]] = []
+        if threading.get_ident() == threading.main_thread().ident:
+            before = _signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                _signal.signal(signal.SIGINT, self._wait)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and _signal.getsignal(signal.SIGINT) == self._wait:
+            _signal.signal(signal.SIGINT, self._before)
+            if self._waiting:
+                self._before(*self._waiting[0])
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if self._waiting:
+            _signal.signal(signal.SIGINT, self._before)
             raise KeyboardInterrupt
-        waiting.append((number, frame))
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is wait:
-            signal.signal(signal.SIGINT, before)
-            if waiting:
-                before(*waiting[0])
+        self._waiting.append((number, frame))
