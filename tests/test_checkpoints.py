@@ -176,7 +176,7 @@ def test_damaged_truncated_foreign_and_newer_files_say_so(tmp_path):
 
 
 def test_mutated_files_give_nothing_but_our_own_errors(tmp_path):
-    """A short one; scripts/fuzz_checkpoints.py makes many more."""
+    """A short one; attack_checkpoints.py makes many more."""
     learner, path = saved(tmp_path)
     content = path.read_bytes()
     rng = random.Random(0)
@@ -375,7 +375,7 @@ def result_of(out):
 
 @pytest.mark.parametrize("learner", ["gem", "icarl"])
 def test_runs_that_are_killed_at_any_moment_end_with_the_same_result(learner, tmp_path):
-    """Five kills of each; scripts/kill_runs.py makes a hundred over all learners."""
+    """Five kills of each; attack_checkpoints.py makes a hundred over all learners."""
     subprocess.run(command(tmp_path / "whole", learner), check=True, capture_output=True)
     rng = random.Random(len(learner))
     kills = 0
