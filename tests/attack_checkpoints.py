@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,32 +35,36 @@ def result_of(out: Path) -> dict[str, object]:
 
 
 def kills(n: int) -> None:
-    """Kill runs n times in all; every learner's ends as an undisturbed run."""
+    """Kill runs n times in all; every run of every learner ends as an undisturbed one."""
     rng = random.Random(0)
-    done = starts = 0
+    done = finished = 0
     with tempfile.TemporaryDirectory() as folder:
         for i, learner in enumerate(LEARNERS):
             whole, killed = Path(folder, f"{learner}-whole"), Path(folder, f"{learner}-killed")
             begin = time.perf_counter()
             subprocess.run(command(whole, learner), check=True, capture_output=True)
             seconds = time.perf_counter() - begin
-            share = n * (i + 1) // len(LEARNERS) - n * i // len(LEARNERS)
-            while not (killed / "result.json").exists():
-                starts += 1
+            share = n * (i + 1) // len(LEARNERS)
+            while done < share or not (killed / "result.json").exists():
+                if (killed / "result.json").exists():
+                    assert result_of(killed) == result_of(whole), learner
+                    finished += 1
+                    shutil.rmtree(killed)
+                # most of a short run is its start, so the moments lie late
+                limit = seconds * rng.uniform(0.4, 0.9) if done < share else None
                 process = subprocess.Popen(
                     command(killed, learner), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
-                # Most of a short run is its start, so the moments lie late; each goes a bit further.
-                limit = seconds * rng.uniform(0.4, 0.95) if share > 0 else None
                 try:
                     process.communicate(timeout=limit)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
-                    done, share = done + 1, share - 1
+                    done += 1
             assert result_of(killed) == result_of(whole), learner
-            print(f"{learner}: {done} kills so far, the same result", flush=True)
-    print(f"{done} kills, {starts} starts, {len(LEARNERS)} learners: identical results")
+            finished += 1
+            print(f"{learner}: {done} kills so far, the same results", flush=True)
+    print(f"{done} kills, {finished} runs of {len(LEARNERS)} learners: identical results")
 
 
 def files(n: int) -> None:
@@ -85,9 +90,8 @@ def files(n: int) -> None:
                     mutated[place] ^= 1 << rng.randrange(8)
                 else:
                     mutated[place : place + rng.randrange(9)] = bytes(rng.randrange(9))
-            path.write_bytes(
-                mutated[: rng.choice([len(mutated)] * 3 + [rng.randrange(len(mutated))])]
-            )
+            whole, part = len(mutated), rng.randrange(len(mutated))
+            path.write_bytes(mutated[: rng.choice([whole, whole, whole, part])])
             try:
                 learner.load(path)
             except ValueError as error:
