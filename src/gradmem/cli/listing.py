@@ -15,6 +15,9 @@ from gradmem.learners import LEARNERS
 
 __all__ = ["benchmarks_command", "learners_command"]
 
+#: Settings whose values are functions or objects, which cannot be typed.
+OBJECTS = ("optimizer", "loss", "schedule", "transform", "decide", "memory")
+
 
 def learners_command(
     names: Annotated[
@@ -29,7 +32,10 @@ def learners_command(
         kind = lookup.find_learner(name)
         parameters = lookup.setting_parameters(kind)
         defaults = {key: p.default for key, p in parameters.items() if key != "seed"}
-        _show(lookup.shown(name), kind, defaults)
+        typed = {key: default for key, default in defaults.items() if key not in OBJECTS}
+        _show(lookup.shown(name), kind, typed)
+        if objects := [key for key in defaults if key in OBJECTS]:
+            say(f"  in Python and in a benchmark's settings also: {', '.join(objects)}")
 
 
 def benchmarks_command(
@@ -49,9 +55,9 @@ def benchmarks_command(
 def _show(name: str, what: Any, defaults: Mapping[str, Any]) -> None:
     first = (inspect.getdoc(what) or "").partition("\n")[0]
     say(f"{name}  {first}".rstrip())
-    texts = [
-        options.OPTION_NAMES.get(key, f"--{key.replace('_', '-')}")
-        + (" VALUE" if default is inspect.Parameter.empty else f" {default}")
-        for key, default in defaults.items()
-    ]
-    say(f"  {'  '.join(texts)}")
+    texts: dict[str, str] = {}
+    for key, default in defaults.items():
+        option = options.OPTION_NAMES.get(key, f"--{key.replace('_', '-')}")
+        value = "VALUE" if default is inspect.Parameter.empty else str(default)
+        texts.setdefault(option, f"{option} {value}")  # --tasks is their number
+    say(f"  {'  '.join(texts.values())}")
