@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradients import loss_gradient, parameters, set_gradient
-from gradmem.learners.learner import Common, Learner
+from gradmem.learners.learner import Learner
+from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, memory_of
 from gradmem.projection import Projection
 from gradmem.trees import Tree, size

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients import parameters
-from gradmem.learners.learner import Common, Learner
+from gradmem.learners.learner import Learner
 from gradmem.learners.optimizers import padded
+from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory
 from gradmem.trees import Tree, size, take
 from gradmem.validation import non_negative, one_of

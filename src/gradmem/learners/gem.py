@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Unpack
 
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 from gradmem.gradient_memory import GradientMemory
 from gradmem.gradients import Objective, set_gradient
-from gradmem.learners.learner import Common, Learner, weak_loss
+from gradmem.gradients.objective import TaskLoss
+from gradmem.learners.learner import Learner
+from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, memory_of
 from gradmem.trees import Tree
 
@@ -81,7 +84,7 @@ class GEM(Learner):
     ) -> None:
         super().__init__(network, **common)
         self.memory = memory_of(memory, memories, budget)
-        own_loss = weak_loss(self) if self.has_own_loss else None
+        own_loss = _weak_loss(self) if self.has_own_loss else None
         self.constraints = GradientMemory(
             network,
             margin=margin,
@@ -135,3 +138,15 @@ class GEM(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.constraints.load_state_dict(state)
+
+
+def _weak_loss(learner: Learner) -> TaskLoss:
+    """A learner's own loss for what the learner holds: without a cycle, it is freed at once."""
+    method = weakref.WeakMethod(learner.loss)
+
+    def loss(x: Tree, t: Hashable, y: Tree, mask: Tensor | None) -> Tensor:
+        own = method()
+        assert own is not None
+        return own(x, t, y, mask)
+
+    return loss

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradmem.gradients import masked
-from gradmem.learners.learner import Common, Learner
+from gradmem.learners.learner import Learner
+from gradmem.learners.settings import Common
 from gradmem.trees import Tree, concatenate, kind, leaves, size, take, to, tree_map
 from gradmem.validation import non_negative, positive_int
 

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import os
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from gradmem.checkpoint import load_state, save_state
 from gradmem.cuda.devices import current_device
-from gradmem.cuda.graphs import GraphedSteps, Step
-from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
-from gradmem.gradients.objective import TaskLoss
 from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
@@ -37,41 +28,17 @@ from gradmem.learners.optimizers import (
     optimizer_state,
     predecessor,
 )
+from gradmem.learners.settings import LR, compared_settings, signature_of
+from gradmem.learners.states import check_state
+from gradmem.learners.stepping import Stepping
 from gradmem.networks import widen
 from gradmem.trees import Tree, size, tree_map
-from gradmem.validation import class_ids, descriptor, non_negative_int, positive
+from gradmem.validation import descriptor, positive
 
-__all__ = ["Common", "Learner", "weak_loss"]
-
-LR = 0.1
-
-#: Settings that may differ between a learner and the one whose state it takes over: how things are
-#: computed, what is part of the state itself, and functions.
-FREE = {
-    "network", "lr", "seed", "graphs", "gradients", "tasks_per_chunk", "memory_limit", "precision",
-    "optimizer", "loss", "schedule", "transform", "decide", "memory",
-}  # fmt: skip
-
-#: Held while torch's global generator stands in for a learner's own.
-GENERATOR = Lock()
+__all__ = ["Learner"]
 
 
-class Common(TypedDict, total=False):
-    """What every learner can be given by keyword (see `Learner`)."""
-
-    lr: float
-    optimizer: OptimizerFactory | None
-    loss: Loss | None
-    schedule: ScheduleFactory | None
-    clip: float | None
-    transform: Transform | None
-    decide: Callable[[Any], Any] | None
-    grow: bool
-    seed: int
-    graphs: bool
-
-
-class Learner(ABC):
+class Learner(Stepping, ABC):
     """A predictor f(x, t) that learns from triplets (x, t, y) as they come.
 
     A learner's own file says how it learns, in `learn`; here is what all of them share: looking at
@@ -138,7 +105,7 @@ class Learner(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show what a learner can be given, with the names behind `**common`, as its signature."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
+        cls.__signature__ = signature_of(cls, Learner)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -166,14 +133,11 @@ class Learner(ABC):
                 raise TypeError(f"{name} must be a callable, partial({kind}, …), got one {kind}")
         if optimizer is not None and lr != LR:
             raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
-        if non_negative_int("seed", seed) >= 2**63:
-            raise ValueError(f"seed must be below 2**63, got {seed}")
         if grow and not self.one_network:
             raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
         self.network = network
         self.criterion = Criterion(loss)
         self.passes = Forward(transform)
-        self.clip = None if clip is None else positive("clip", clip)
         if decide is not None and not callable(decide):
             raise TypeError(f"decide must be a callable of outputs, got {decide!r}")
         self.decide = decide
@@ -185,20 +149,10 @@ class Learner(ABC):
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
         self._followed = parameters(network)
-        self._make_optimizer = optimizer or partial(torch.optim.SGD, lr=self.lr)
-        self._make_schedule = schedule
-        self._schedules: dict[Optimizer, LRScheduler] = {}
-        self.optimizer = self.new_optimizer(network)
-        self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._inputs = Inputs(self.criterion)
         self._output_masks = OutputMasks()
-        self._watched = torch.zeros((), device=self.device)
-        self._noted: list[tuple[Tensor, Tensor]] = []
-        self._has_buffers = any(True for _ in network.buffers())
-        #: Whether the network draws random numbers as it learns, as far as one can see.
-        self.is_random = any(_is_random(part) for part in network.modules())
-        self.graphed = GraphedSteps(graphs and not self.is_random)
-        self._rates = Rates()
+        make = optimizer or partial(torch.optim.SGD, lr=self.lr)
+        self.prepare_steps(network, make, schedule, clip, seed, graphs)
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -338,10 +292,6 @@ class Learner(ABC):
         n = self._inputs.n_outputs
         return self._output_masks(self.outputs, tasks, n, self.device, self.grow)
 
-    def module(self, t: Hashable | None) -> nn.Module:
-        """The module that gives the outputs of task t."""
-        return self.network
-
     def loss(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Tensor:
         """The mean loss of a mini-batch; a subclass may compute it another way.
 
@@ -355,81 +305,9 @@ class Learner(ABC):
         """Whether a subclass computes the loss of a mini-batch its own way."""
         return type(self).loss is not Learner.loss
 
-    def descend(self, loss: Tensor, *optimizers: Optimizer) -> None:
-        """Step along the gradients of `loss` that lie in `.grad`, with these optimizers.
-
-        Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
-        """
-        gradients = [w.grad for w in _weights(optimizers) if w.grad is not None]
-        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)).sum())
-        self.clip_and_step(*optimizers)
-
-    def clip_and_step(self, *optimizers: Optimizer) -> None:
-        """Clip the gradients, if asked for, and let the optimizers step."""
-        if self.clip is not None:
-            clip_grad_norm_(_weights(optimizers), self.clip)
-        for optimizer in optimizers:
-            optimizer.step()
-
-    def require_finite(self, loss: Tensor, size: Tensor) -> None:
-        """Raise FloatingPointError if a loss, or the sum or norm of its gradient, is not finite.
-
-        On a GPU that is noted and raised later, by `settle`.
-        """
-        if size.is_cuda:
-            self._watched = self._watched.to(size.device)  # if the network was moved
-            self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not math.isfinite(float(size + loss)):
-            self._diverge("gradient" if loss.isfinite() else "loss")
-
-    def settle(self) -> None:
-        """Wait for the device, and raise what could not be known without waiting."""
-        if self._watched.is_cuda and bool(self._watched.isnan()):
-            self._diverge("loss or its gradient")
-
-    def _diverge(self, what: str) -> None:
-        raise FloatingPointError(
-            f"the {what} is not finite after {self.steps} steps: a learning rate below "
-            f"lr={float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help"
-        )
-
-    def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
-        """Those that step when task t is observed."""
-        return (self.optimizer,)
-
-    def take(self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
-        """Take a step on task t and return its loss; on a GPU as a CUDA graph (`GraphedSteps`).
-
-        `key` says what the step depends on beside its inputs, modes and rates.
-        """
-        if self.graphed.records(inputs[0]):
-            optimizers = self.optimizers_of(t)
-            if changed := self._rates.changed(optimizers):
-                self.graphed.forget()
-            modes = tuple(part.training for part in self.network.modules())
-            key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
-        return self.graphed(key, step, *inputs)
-
-    def new_optimizer(self, module: nn.Module) -> Optimizer:
-        """An optimizer for the module's parameters, with its schedule."""
-        optimizer = self._make_optimizer(parameters(module))
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                "optimizer must be a callable that gives a torch optimizer for parameters, got one "
-                f"that gives {type(optimizer).__name__}"
-            )
-        make_capturable(optimizer)
-        if self._make_schedule is not None:
-            self._schedules[optimizer] = self._make_schedule(optimizer)
-        return optimizer
-
     def statistics(self) -> dict[str, Any]:
         """What belongs into a run's results: counts, and how things were computed."""
         return {"steps": self.steps, "examples": self.examples}
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that `observe` and `predict` depend on.
@@ -440,7 +318,7 @@ class Learner(ABC):
             self.settle()
             state = {
                 "learner": type(self).__name__,
-                "settings": self._compared_settings(),
+                "settings": compared_settings(type(self), self.settings),
                 "steps": self.steps,
                 "examples": self.examples,
                 "classes": self._inputs.are_classes,
@@ -462,7 +340,7 @@ class Learner(ABC):
             self._watched.zero_()
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
-                self._check_state(state)
+                check_state(state, compared_settings(type(self), self.settings))
                 self.set_state(state)
             except Exception as error:
                 self.set_state(before)
@@ -487,36 +365,6 @@ class Learner(ABC):
         and ValueError if its state does not fit; the learner stays as it was then.
         """
         self.load_state_dict(load_state(path, type(self).__name__))
-
-    def _compared_settings(self) -> dict[str, Any]:
-        """The settings that a learner must share with one whose state it takes over."""
-        parameters = inspect.signature(type(self)).parameters
-        usual = {name: p.default for name, p in parameters.items()}
-        settings = usual | self.settings
-        return {
-            name: value
-            for name, value in settings.items()
-            if name not in FREE and (value is None or isinstance(value, str | bool | int | float))
-        }
-
-    def _check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state that would be taken over and fail later."""
-        mine, given = self._compared_settings(), state.get("settings", {})
-        for name in {*mine} & {*given}:
-            if mine[name] != given[name]:
-                raise ValueError(
-                    f"{name} must be {given[name]!r} as when the state was saved, got "
-                    f"{mine[name]!r}"
-                )
-        for name in ("steps", "examples"):
-            non_negative_int(name, state[name])
-        if not isinstance(state.get("classes", False), bool):
-            raise TypeError(f"classes must be a bool, got {state['classes']!r}")
-        for t, own in dict(state.get("outputs", {})).items():
-            class_ids(f"outputs of task {descriptor(t)!r}", own)
-        randomness = state["randomness"]
-        torch.Generator().set_state(randomness.cpu())
-        _refuse_nan(state, "state")
 
     def get_state(self) -> dict[str, Any]:
         """The part of the state that a learner's own kind knows about."""
@@ -582,54 +430,6 @@ class Learner(ABC):
             what = "its outputs differ per task" if self.outputs else "it predicts per task"
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
-    @contextmanager
-    def _restored_on_error(self, t: Hashable, device: torch.device) -> Iterator[None]:
-        """Put attributes, buffers and noted tensors back if `learn` raises.
-
-        Attributes are put back as they were before, so `learn` replaces their values before a step
-        and does not change them in place. Buffers are put back on the CPU only.
-        """
-        noted: list[tuple[Tensor, Tensor]] = []
-        self._noted = noted
-        if self._has_buffers and device.type != "cuda":
-            self.note(self.module(t).buffers())
-        before = vars(self).copy()
-        try:
-            yield
-        except BaseException:  # an interrupt as well
-            vars(self).update(before)
-            with torch.no_grad():
-                for tensor, value in noted:
-                    tensor.copy_(value)
-            raise
-        finally:
-            noted.clear()
-
-    def note(self, tensors: Iterable[Tensor]) -> None:
-        """Note what is about to be changed in place: it is put back if `learn` raises."""
-        self._noted += [(tensor, tensor.clone()) for tensor in tensors]
-
-    @contextmanager
-    def own_randomness(self) -> Iterator[None]:
-        """Random numbers drawn inside come from the learner's generator."""
-        with GENERATOR:
-            yield from self._with_own_generator()
-
-    def _with_own_generator(self) -> Iterator[None]:
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._randomness)
-        try:
-            if self.is_random and self.device.type == "cuda":
-                # A GPU has a generator of its own, which is seeded from the learner's.
-                with torch.random.fork_rng([self.device]):
-                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-                    yield
-            else:
-                yield
-            self._randomness = torch.get_rng_state()  # not after an error
-        finally:
-            torch.set_rng_state(outside)
-
     @torch.no_grad()
     def evaluated(self, x: Tree, t: Hashable | None) -> Any:
         """Outputs in evaluation mode; every part is put back into the mode it was in."""
@@ -658,52 +458,3 @@ class Learner(ABC):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-def _signature(cls: type[Learner]) -> inspect.Signature:
-    """The parameters of a learner; those behind `**…` are the ones of the class above it."""
-    lineage = list(cls.__mro__)
-    definer = next(kind for kind in lineage if "__init__" in vars(kind))
-    _, *own = inspect.signature(vars(definer)["__init__"]).parameters.values()
-    if not any(p.kind is p.VAR_KEYWORD for p in own):
-        return inspect.Signature(own)
-    above = lineage[lineage.index(definer) + 1 :]
-    parent = next(kind for kind in above if issubclass(kind, Learner) and "__init__" in vars(kind))
-    first, *inherited = _signature(parent).parameters.values()
-    mine = {p.name: p for p in own if p.kind is p.KEYWORD_ONLY}
-    kept = [p for p in inherited if p.name not in mine]
-    return inspect.Signature([first, *kept[:3], *mine.values(), *kept[3:]])
-
-
-def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    return [w for o in optimizers for group in o.param_groups for w in group["params"]]
-
-
-def _refuse_nan(value: Any, where: str) -> None:
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and bool(value.isnan().any()):
-            raise ValueError(f"{where} holds numbers that are none (NaN)")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _refuse_nan(item, f"{where}[{key!r}]")
-    elif isinstance(value, tuple | list):
-        for i, item in enumerate(value):
-            _refuse_nan(item, f"{where}[{i}]")
-
-
-def weak_loss(learner: Learner) -> TaskLoss:
-    """A learner's own loss for what the learner holds: without a cycle, it is freed at once."""
-    method = weakref.WeakMethod(learner.loss)
-
-    def loss(x: Tree, t: Hashable, y: Tree, mask: Tensor | None) -> Tensor:
-        own = method()
-        assert own is not None
-        return own(x, t, y, mask)
-
-    return loss
-
-
-def _is_random(part: nn.Module) -> bool:
-    """Whether a module draws random numbers in train mode: dropout of its own, or inside it."""
-    inner = getattr(part, "dropout", 0.0)
-    return isinstance(part, _DropoutNd) or (isinstance(inner, float) and inner > 0)

@@ -9,7 +9,8 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.learners.learner import Common, Learner
+from gradmem.learners.learner import Learner
+from gradmem.learners.settings import Common
 from gradmem.networks import reset_parameters
 from gradmem.trees import Tree
 

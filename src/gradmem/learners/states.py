@@ -1,0 +1,44 @@
+"""Looking at a learner's state before it is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradmem.validation import class_ids, descriptor, non_negative_int
+
+__all__ = ["check_state"]
+
+
+def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a state of other settings, or one that would be taken over and fail later."""
+    given = state.get("settings", {})
+    for name in {*settings} & {*given}:
+        if settings[name] != given[name]:
+            raise ValueError(
+                f"{name} must be {given[name]!r} as when the state was saved, got "
+                f"{settings[name]!r}"
+            )
+    for name in ("steps", "examples"):
+        non_negative_int(name, state[name])
+    if not isinstance(state.get("classes", False), bool):
+        raise TypeError(f"classes must be a bool, got {state['classes']!r}")
+    for t, own in dict(state.get("outputs", {})).items():
+        class_ids(f"outputs of task {descriptor(t)!r}", own)
+    torch.Generator().set_state(state["randomness"].cpu())
+    _refuse_nan(state, "state")
+
+
+def _refuse_nan(value: Any, where: str) -> None:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise ValueError(f"{where} holds numbers that are none (NaN)")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_nan(item, f"{where}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            _refuse_nan(item, f"{where}[{i}]")
