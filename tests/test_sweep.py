@@ -212,6 +212,34 @@ class Deadly:
         return self.function(experiment)
 
 
+class DeadlyOnce(Deadly):
+    """Dies at the first of these runs only, as by a machine that is short of memory for a while."""
+
+    def __init__(self, function, lr, mark):
+        super().__init__(function, lr)
+        self.mark = mark
+
+    def __call__(self, experiment):
+        if self.mark.exists():
+            return self.function(experiment)
+        if experiment.settings["lr"] == self.lr:
+            self.mark.touch()
+        return super().__call__(experiment)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_worker_that_dies_once_says_nothing_about_the_settings(tmp_path):
+    class Executor:
+        def __call__(self, function, items):
+            deadly = DeadlyOnce(function, 0.1, tmp_path / "died")
+            yield from Processes(1, threads=1)(deadly, items)
+
+    done = run_sweep(tmp_path / "sweep", tiny(select="test-as-published"), Executor())
+    assert (tmp_path / "died").exists()
+    assert done.failed == []
+    assert done.choices[0].settings == {"lr": 0.1}  # the better one, whose worker was lost
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_a_worker_that_dies_is_its_runs_failure_and_the_rest_goes_on(tmp_path):
     class Executor:
