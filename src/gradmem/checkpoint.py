@@ -22,7 +22,7 @@ from torch import Tensor
 from gradmem.files import replace_whole
 from gradmem.version import __version__
 
-__all__ = ["FORMAT", "CheckpointError", "load_state", "previous_of", "save_state", "snapshot"]
+__all__ = ["FORMAT", "CheckpointError", "load_state", "previous_of", "save_state"]
 
 #: Rises when a reader of the former format could not read a file.
 FORMAT = 1
@@ -36,18 +36,6 @@ DEPTH = 50
 
 class CheckpointError(ValueError):
     """A state that cannot be saved, or a file that cannot be loaded; says which and why."""
-
-
-def snapshot(state: Any) -> Any:
-    """A copy of a state with its tensors on the CPU, which later steps do not change."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: snapshot(value) for key, value in state.items()}
-    if isinstance(state, tuple | list):
-        copies = [snapshot(value) for value in state]
-        return copies if isinstance(state, list) else tuple(copies)
-    return state
 
 
 def save_state(
@@ -151,12 +139,8 @@ def _encoded(value: Any, tensors: dict[str, Tensor], where: str, depth: int) -> 
         raise CheckpointError(f"{where} is nested more than {DEPTH} deep")
     if isinstance(value, Tensor):
         return {TENSOR: _named(value, tensors)}
-    if isinstance(value, np.bool_ | np.integer | np.floating):
-        value = value.item()
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {FLOAT: repr(value)}
+    if _is_scalar(value):
+        return _scalar(value)
     if isinstance(value, Mapping):
         items = []
         for key, item in value.items():
@@ -175,16 +159,24 @@ def _key(key: Hashable, where: str) -> Any:
     """A key of a dict as JSON; a task's descriptor may be one."""
     if isinstance(key, tuple):
         return {TUPLE: [_key(part, where) for part in key]}
-    if isinstance(key, np.bool_ | np.integer | np.floating):
-        key = key.item()
-    if key is None or isinstance(key, str | bool | int):
-        return key
-    if isinstance(key, float):
-        return key if math.isfinite(key) else {FLOAT: repr(key)}
+    if _is_scalar(key):
+        return _scalar(key)
     raise CheckpointError(
         f"the descriptor {key!r:.100} ({type(key).__name__}) cannot be saved: descriptors in files "
         "are texts, numbers, or tuples of them"
     )
+
+
+def _is_scalar(value: Any) -> bool:
+    kinds = str | bool | int | float | np.bool_ | np.integer | np.floating
+    return value is None or isinstance(value, kinds)
+
+
+def _scalar(value: Any) -> Any:
+    """A number, a text or nothing as JSON."""
+    value = value.item() if isinstance(value, np.generic) and not isinstance(value, str) else value
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite else {FLOAT: repr(value)}
 
 
 def _named(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
