@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import gradmem as gm
+from gradmem.checks import _same
 from gradmem.cuda.graphs import GraphedSteps
 from gradmem.gradients import MemoryGradients
 from gradmem.gradients.batch_norm import normalise_by_task
@@ -555,6 +556,98 @@ def test_a_loop_of_ones_own_is_as_on_the_cpu(constrain):
     assert gpu.last.tasks == cpu.last.tasks
     torch.testing.assert_close(gpu.last.cosines.cpu(), cpu.last.cosines, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(gpu.last.v.cpu(), cpu.last.v, rtol=2e-2, atol=1e-3)
+
+
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-2),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-2),  # has no fused step
+}
+
+
+class Squares(nn.Module):
+    """Makes large numbers infinite."""
+
+    def forward(self, x):
+        return x * x
+
+
+def squaring(**settings):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), Squares(), nn.BatchNorm1d(8), nn.Linear(8, 5)).cuda()
+    return lambda kind: kind(network, **settings)
+
+
+def squares_batch(seed, bad=False):
+    x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
+    return (1e30 * x if bad else x).cuda(), (torch.arange(10) % 5).cuda()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_a_batch_that_is_not_finite_leaves_no_trace(kind, optimizer):
+    """As on a CPU, also in a step that is a graph (the third of its kind)."""
+    learner = squaring(optimizer=OPTIMIZERS[optimizer])(kind)
+    for seed, t in enumerate("aaabbb"):
+        x, y = squares_batch(seed)
+        learner.observe(x, t, y)
+    exact = optimizer != "RMSprop"  # such an optimizer makes a step along zeros
+    for t in "bac":
+        before = learner.state_dict()
+        x, y = squares_batch(0, bad=True)
+        with pytest.raises(FloatingPointError, match=f"after 6 steps.*on task '{t}'.*loss is"):
+            learner.observe(x, t, y)
+        after = learner.state_dict()
+        if exact:
+            _same(before, after, "what could not be learned left a trace")
+        assert all(w.isfinite().all() for w in learner.network.state_dict().values())
+    learner.not_finite = "skip"
+    assert learner.observe(x, "b", y, check=False) is None
+    assert learner.skipped == 1
+    x, y = squares_batch(9)
+    assert learner.observe(x, "b", y).isfinite()
+
+
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_steps_that_nobody_waits_for_change_nothing_after_one_that_is_not_finite(kind):
+    learner = squaring(lr=0.05)(kind)
+    for seed, t in enumerate("aaabbb"):
+        x, y = squares_batch(seed)
+        learner.observe(x, t, y)
+    module = learner.module("b")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    for seed in range(5):
+        x, y = squares_batch(seed, bad=seed == 1)
+        learner.observe(x, "b", y, check=False)
+        if seed == 0:
+            torch.cuda.synchronize()
+            before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(FloatingPointError, match=r"after 7 steps.*on task 'b'"):
+        learner.settle()
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    x, y = squares_batch(9)
+    assert learner.observe(x, "b", y).isfinite()  # the learner can go on
+
+
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+def test_a_loop_of_ones_own_stops_or_skips_on_a_gpu(constrain):
+    model = gm.mlp([6, 8, 5]).cuda()
+    memory = gm.GradientMemory(model, memories=5, constrain=constrain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed, t in enumerate("ab"):
+        x, y = squares_batch(seed)
+        memory.add(x, t, y)
+    before = [w.detach().clone() for w in model.parameters()]
+    for w in model.parameters():
+        w.grad = torch.full_like(w, float("nan"))
+    with pytest.raises(FloatingPointError, match="step 1, on task 'c'"):
+        memory.step(optimizer, "c")
+    memory.not_finite = "skip"
+    memory.step(optimizer, "c")
+    assert memory.skipped == 1
+    assert all(torch.equal(w, b) for w, b in zip(model.parameters(), before, strict=True))
 
 
 def test_a_gradient_that_is_not_finite_is_noticed_in_a_bare_loop():

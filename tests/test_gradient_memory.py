@@ -290,6 +290,31 @@ def test_a_grad_scaler_goes_on_over_an_overflow():
     assert all(w.isfinite().all() for w in model.parameters())
 
 
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+def test_gradients_at_memories_that_are_not_finite_stop_a_step_or_skip_it(constrain):
+    class Bad(nn.Module):
+        bad = False
+
+        def forward(self, x):
+            return x * float("nan") if self.bad else x
+
+    bad = Bad()
+    model = nn.Sequential(nn.Linear(4, 8), bad, nn.Linear(8, 3))
+    memory = filled(model, constrain=constrain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch(seed=9)
+    F.cross_entropy(model(x), y).backward()
+    bad.bad = True
+    before = [w.detach().clone() for w in model.parameters()]
+    with pytest.raises(FloatingPointError, match="not finite"):
+        memory.step(optimizer, "c")
+    memory.not_finite = "skip"
+    memory.step(optimizer, "c")
+    assert memory.skipped == 1
+    assert all(torch.equal(w, b) for w, b in zip(model.parameters(), before, strict=True))
+    assert memory.state_dict()["progress"] == (2, 1)
+
+
 def test_a_policy_of_ones_own_serves():
     class Largest(Policy):
         """Fills up, then replaces nothing: a policy is one small class."""

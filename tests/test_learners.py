@@ -48,9 +48,13 @@ def test_a_loss_that_is_not_finite_leaves_no_trace(name, settings, normalised, t
         learner.observe(x, task, y)
     before = learner.state_dict()
     x[7] = 1e30  # finite, and taken for good data
-    with pytest.raises(FloatingPointError, match="not finite after 4 steps"):
+    with pytest.raises(FloatingPointError, match=f"not finite after 4 steps.*on task '{t}'.*loss"):
         learner.observe(x, t, y)
     _same(before, learner.state_dict(), "what could not be learned left a trace")
+    learner.not_finite = "skip"
+    assert learner.observe(x, t, y) is None
+    assert learner.skipped == learner.statistics()["skipped"] == 1
+    _same({**before, "skipped": 1}, learner.state_dict(), "what was skipped left a trace")
 
 
 def test_an_interrupt_as_a_task_begins_is_undone():

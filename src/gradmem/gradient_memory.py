@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradmem.checkpoint import load_state, save_state
+from gradmem.cuda.devices import is_recording
 from gradmem.gradients import (
     Criterion,
     Forward,
@@ -79,9 +81,11 @@ class GradientMemory:
         along the gradient. "update": the step that the optimizer made is projected, so that this
         holds for every optimizer and any margin.
     not_finite
-        What to do about a gradient that is not finite, on a CPU: "stop" raises FloatingPointError,
-        "skip" leaves `.grad` as it is and counts it in `skipped`. A `GradScaler` meets such
-        gradients from time to time and skips their steps itself: take "skip" with it.
+        What to do about a gradient that is not finite, of the step or at the memories: "stop"
+        raises FloatingPointError, "skip" leaves `.grad` as it is and counts it in `skipped`. A
+        `GradScaler` meets such gradients from time to time and skips their steps itself: take
+        "skip" with it. On a GPU, looking waits for it once a step; inside a CUDA graph that you
+        record, nothing is looked at.
     memory
         An `EpisodicMemory` of your own, in place of `memories`, `budget` and `keep`.
     transform
@@ -136,7 +140,8 @@ class GradientMemory:
         self.model = model
         self.constrain = one_of("constrain", constrain, CONSTRAINED)
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
-        self.skipped = 0
+        self.steps = self.skipped = 0
+        self._task: Hashable | None = None
         self.memory = memory_of(memory, memories, budget, keep)
         self.project = Projection(margin, margin_rule)
         # A margin may push a step over a constraint; an update is put back with this one.
@@ -187,8 +192,9 @@ class GradientMemory:
                 "memory.step(optimizer, t) in place of project_ and optimizer.step"
             )
         past = self._past(t)
-        if past and self._is_finite():
-            self._project_gradient(past, self.engine(past))
+        G = self._finite_gradients(past) if past else None
+        if G is not None:
+            self._project_gradient(past, G)
 
     def step(self, optimizer: Optimizer, t: Hashable) -> None:
         """Let the optimizer step on task t, within the constraints: gradient or update."""
@@ -205,10 +211,10 @@ class GradientMemory:
         Only the parameters of `optimizer` are changed, all of the model's if it is left out.
         """
         past = self._past(t)
-        if not self._is_finite():
+        G = self._finite_gradients(past)
+        if G is None:
             yield
             return
-        G = self.engine(past)
         if optimizer is not None:
             self._leave_out(optimizer, G)
         with self.constrained(past, G):
@@ -262,6 +268,7 @@ class GradientMemory:
         return {
             "memory": self.memory.state_dict(),
             "counts": self.project.counts(),
+            "progress": (self.steps, self.skipped),
             "method": self.engine.method,
         }
 
@@ -269,6 +276,7 @@ class GradientMemory:
         """Go on from what `state_dict` gave, with the memories on the model's device."""
         self.memory.load_state_dict(state["memory"], self._weights[0].device)
         self.project.set_counts(state["counts"])
+        self.steps, self.skipped = state.get("progress", (0, 0))
         self.engine.use(state["method"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -292,6 +300,8 @@ class GradientMemory:
     def _past(self, t: Hashable) -> list[Stack]:
         self.follow_model()
         self._last = None
+        self.steps += 1
+        self._task = t
         return self.memory.others(descriptor(t))
 
     def follow_model(self) -> None:
@@ -304,15 +314,32 @@ class GradientMemory:
             self.engine.start_again()
             self._inputs.forget()
 
-    def _is_finite(self) -> bool:
-        """Whether the gradients are finite; raises unless such are skipped. True on a GPU."""
-        grads = [w.grad for w in self._weights if w.grad is not None and not w.is_cuda]
-        if not grads or bool(torch.nn.utils.get_total_norm(grads).isfinite()):
+    def _finite_gradients(self, past: list[Stack]) -> Tensor | None:
+        """G: (k, p) at the memories, or None if it or the step's gradient is not finite.
+
+        Raises then, unless such steps are skipped.
+        """
+        on_gpu = self._weights[0].is_cuda
+        grads = [w.grad for w in self._weights if w.grad is not None]
+        if not on_gpu and not self._is_finite(grads):
+            return None
+        G = self.engine(past)
+        if on_gpu:  # which is waited for once
+            known = is_recording() or self._is_finite([*grads, G])
+        else:  # the projection looks at G, and raises
+            known = self.not_finite == "stop" or self._is_finite([G])
+        return G if known else None
+
+    def _is_finite(self, gradients: list[Tensor]) -> bool:
+        """Whether gradients are finite; raises unless such steps are skipped."""
+        total = float(sum((gradient.sum() for gradient in gradients), torch.zeros(())))
+        if math.isfinite(total):
             return True
         if self.not_finite == "stop":
             raise FloatingPointError(
-                "the gradient is not finite: a smaller learning rate or smaller inputs may help; "
-                'with a GradScaler, not_finite="skip"'
+                f"the gradient is not finite in step {self.steps}, on task {self._task!r} (its sum "
+                f"is {total}): a smaller learning rate or smaller inputs may help; with a "
+                'GradScaler, not_finite="skip"'
             )
         self.skipped += 1
         return False

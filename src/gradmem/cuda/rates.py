@@ -7,16 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 __all__ = ["Rates", "make_capturable"]
 
 
 def make_capturable(optimizer: Optimizer) -> None:
-    """Let an optimizer's steps be recorded, where it has a switch for that."""
+    """Let an optimizer's steps be recorded and be left out on a GPU, where it has switches for it.
+
+    Torch's fused steps can be left out; another choice of the user's stands.
+    """
     for group in optimizer.param_groups:
-        if "capturable" in group and group["params"][0].is_cuda:
+        if not group["params"][0].is_cuda:
+            continue
+        if "capturable" in group:
             group["capturable"] = True
+        chosen = group.get("foreach") is not None or group.get("fused") is not None
+        if type(optimizer) in (SGD, Adam, AdamW) and not chosen:
+            group["fused"] = True
 
 
 class Rates:

@@ -27,7 +27,7 @@ class AGEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories` and `budget`.
@@ -77,10 +77,10 @@ class AGEM(Learner):
             ]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
-            self.require_finite(loss.detach(), g.sum())
-            if references:
-                g_ref = torch.stack(references).sum(0)
-                g = self.project(g, g_ref[None])
+            G = torch.stack(references).sum(0, keepdim=True) if references else None
+            self.require_finite(loss.detach(), g, G)
+            if G is not None:
+                g = self.project(g, G)
             set_gradient(self.network, g)
             self.clip_and_step(self.optimizer)
             return loss.detach(), g

@@ -30,7 +30,7 @@ class EWC(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
         See `Learner`.
     regularization
         λ ≥ 0.

@@ -32,7 +32,7 @@ class GEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories` and `budget`.
@@ -108,7 +108,7 @@ class GEM(Learner):
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
             G, g, loss = self.constraints.engine.with_batch(past, x, t, y, mask)
-            self.require_finite(loss, g.sum())
+            self.require_finite(loss, g, G)
             set_gradient(self.network, g)
             with self.constraints.constrained(past, G, g):  # equation 12
                 self.clip_and_step(self.optimizer)

@@ -33,7 +33,7 @@ from gradmem.learners.states import check_state
 from gradmem.learners.stepping import Stepping
 from gradmem.networks import widen
 from gradmem.trees import Tree, size, tree_map
-from gradmem.validation import descriptor, positive
+from gradmem.validation import descriptor, one_of, positive
 
 __all__ = ["Learner"]
 
@@ -70,6 +70,10 @@ class Learner(Stepping, ABC):
     grow
         Whether the network's last linear layer gets wider when a class arrives that it has no
         output for (see `gradmem.networks.widen`).
+    not_finite
+        What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
+        FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
+        for every step.
     seed
         Of everything random that happens inside the learner (dropout, new layers). The global
         generator is neither read nor moved.
@@ -119,6 +123,7 @@ class Learner(Stepping, ABC):
         transform: Transform | None = None,
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
+        not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
     ) -> None:
@@ -144,8 +149,8 @@ class Learner(Stepping, ABC):
         if not isinstance(grow, bool):
             raise TypeError(f"grow must be True or False, got {grow!r}")
         self.grow = grow
-        self.steps = 0
-        self.examples = 0
+        self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
+        self.steps = self.examples = self.skipped = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
         self._followed = parameters(network)
@@ -176,26 +181,45 @@ class Learner(Stepping, ABC):
             (n, …) what the loss takes: class ids (n,) for cross-entropy.
         check
             False skips the look at x, y and the network's layers, for data that was looked at
-            before: on a GPU, looking means waiting for it.
+            before, and on a GPU does not wait for the step.
 
         Returns
         -------
         Tensor
-            The batch's loss before the step; on a GPU nothing waits for it.
+            The batch's loss before the step; None if the batch was skipped (`not_finite`).
+
+        Raises
+        ------
+        FloatingPointError
+            If the loss or its gradient is not finite; the learner is as before the batch. On a GPU
+            with check=False nothing waits for the step: from the first such step on, parameters
+            and buffers no longer change, and the next call that waits (`settle`) raises.
         """
         with self._lock, uninterrupted():
-            if check or self._inputs.n_outputs is None:
+            look = check or self._inputs.n_outputs is None
+            if look:
                 self.settle()
                 self.check(x, t, y)
-            device = self.device
-            with current_device(device), self._restored_on_error(t, device), self.own_randomness():
-                self._widen(t, y)
-                loss = self.learn(tree_map(Tensor.detach, x), t, y)
+            self._waits = look or self.not_finite == "skip"
+            try:
+                loss = self._learn(x, t, y)
+            except FloatingPointError:
+                if self.not_finite == "stop":
+                    raise
+                self.skipped += 1
+                return None
             self.steps += 1
             self.examples += size(x)
             for optimizer in self.optimizers_of(t) if self._schedules else ():
                 self._schedules[optimizer].step()
             return loss
+
+    def _learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
+        """Learn from a mini-batch, or raise and stay as before it."""
+        device = self.device
+        with current_device(device), self._restored_on_error(t, device), self.own_randomness():
+            self._widen(t, y)
+            return self.learn(tree_map(Tensor.detach, x), t, y)
 
     def learn_from(
         self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
@@ -307,7 +331,7 @@ class Learner(Stepping, ABC):
 
     def statistics(self) -> dict[str, Any]:
         """What belongs into a run's results: counts, and how things were computed."""
-        return {"steps": self.steps, "examples": self.examples}
+        return {"steps": self.steps, "examples": self.examples, "skipped": self.skipped}
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that `observe` and `predict` depend on.
@@ -321,6 +345,7 @@ class Learner(Stepping, ABC):
                 "settings": compared_settings(type(self), self.settings),
                 "steps": self.steps,
                 "examples": self.examples,
+                "skipped": self.skipped,
                 "classes": self._inputs.are_classes,
                 "randomness": self._randomness,
                 "outputs": {t: tuple(map(int, own)) for t, own in self.outputs.items()},
@@ -337,7 +362,8 @@ class Learner(Stepping, ABC):
                 f"state must be one of {type(self).__name__}, got one of {state.get('learner')!r}"
             )
         with self._lock, uninterrupted():
-            self._watched.zero_()
+            if self._guard is not None:
+                self._guard.clear()
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
                 check_state(state, compared_settings(type(self), self.settings))
@@ -346,6 +372,7 @@ class Learner(Stepping, ABC):
                 self.set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
+            self.skipped = state.get("skipped", 0)
             self.outputs = dict(state.get("outputs", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)

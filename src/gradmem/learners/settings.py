@@ -18,7 +18,7 @@ LR = 0.1
 #: computed, what is part of the state itself, and functions.
 FREE = {
     "network", "lr", "seed", "graphs", "gradients", "tasks_per_chunk", "memory_limit", "precision",
-    "optimizer", "loss", "schedule", "transform", "decide", "memory",
+    "optimizer", "loss", "schedule", "transform", "decide", "memory", "not_finite",
 }  # fmt: skip
 
 
@@ -33,6 +33,7 @@ class Common(TypedDict, total=False):
     transform: Transform | None
     decide: Callable[[Any], Any] | None
     grow: bool
+    not_finite: str
     seed: int
     graphs: bool
 

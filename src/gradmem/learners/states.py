@@ -24,6 +24,7 @@ def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
             )
     for name in ("steps", "examples"):
         non_negative_int(name, state[name])
+    non_negative_int("skipped", state.get("skipped", 0))
     if not isinstance(state.get("classes", False), bool):
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
     for t, own in dict(state.get("outputs", {})).items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +15,22 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from gradmem.cuda.devices import has_triton
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.gradients import parameters
 from gradmem.interrupts import Lock
 from gradmem.learners.optimizers import OptimizerFactory, ScheduleFactory
-from gradmem.trees import Tree
+from gradmem.trees import Tree, leaves
 from gradmem.validation import non_negative_int, positive
 
+if TYPE_CHECKING:
+    from gradmem.cuda.guard import Guard
+
 __all__ = ["Stepping"]
+
+#: Steps on a GPU, not waited for, of which the task is known.
+RECENT = 4096
 
 #: Held while torch's global generator stands in for a learner's own.
 GENERATOR = Lock()
@@ -51,12 +60,16 @@ class Stepping:
         self._schedules: dict[Optimizer, LRScheduler] = {}
         self.optimizer = self.new_optimizer(network)
         self._randomness = torch.Generator().manual_seed(seed).get_state()
-        self._watched = torch.zeros((), device=self.device)
+        self._guard: Guard | None = None
+        self._recent: deque[Hashable] = deque(maxlen=RECENT)
+        self._task: Hashable | None = None
+        self._waits = False
         self._noted: list[tuple[Tensor, Tensor]] = []
         self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
-        self.graphed = GraphedSteps(graphs and not self.is_random)
+        # Without Triton, a step on a GPU is waited for.
+        self.graphed = GraphedSteps(graphs and not self.is_random and has_triton())
         self._rates = Rates()
 
     @property
@@ -70,39 +83,52 @@ class Stepping:
     def descend(self, loss: Tensor, *optimizers: Optimizer) -> None:
         """Step along the gradients of `loss` that lie in `.grad`, with these optimizers.
 
-        Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
+        Raises FloatingPointError before anything changes if the loss or a gradient is not finite;
+        see `require_finite` for what happens on a GPU.
         """
         gradients = [w.grad for w in _weights(optimizers) if w.grad is not None]
-        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)).sum())
+        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)))
         self.clip_and_step(*optimizers)
 
     def clip_and_step(self, *optimizers: Optimizer) -> None:
         """Clip the gradients, if asked for, and let the optimizers step."""
         if self.clip is not None:
             clip_grad_norm_(_weights(optimizers), self.clip)
+        if self._guard is not None:
+            self._guard.hold(optimizers)
         for optimizer in optimizers:
             optimizer.step()
 
-    def require_finite(self, loss: Tensor, size: Tensor) -> None:
-        """Raise FloatingPointError if a loss, or the sum or norm of its gradient, is not finite.
+    def require_finite(self, loss: Tensor, g: Tensor, G: Tensor | None = None) -> None:
+        """Raise FloatingPointError if a loss, or its gradient g, is not finite.
 
-        On a GPU that is noted and raised later, by `settle`.
+        On a GPU nothing waits: from such a step on, g and the gradients G at memories are zeros and
+        nothing changes, until `settle` raises. (On a CPU, the projection looks at G.)
         """
-        if size.is_cuda:
-            self._watched = self._watched.to(size.device)  # if the network was moved
-            self._watched.add_(size + loss, alpha=0)  # 0 · NaN and 0 · ∞ are NaN, and stay
-        elif not math.isfinite(float(size + loss)):
-            self._diverge("gradient" if loss.isfinite() else "loss")
+        if self._guard is not None:
+            self._guard.look(loss, g, G)
+        elif not math.isfinite(float(g.sum() + loss)):
+            self._diverge("gradient" if loss.isfinite() else "loss", self.steps, float(loss))
 
     def settle(self) -> None:
         """Wait for the device, and raise what could not be known without waiting."""
-        if self._watched.is_cuda and bool(self._watched.isnan()):
-            self._diverge("loss or its gradient")
+        self._settle(self.steps)
 
-    def _diverge(self, what: str) -> None:
+    def _settle(self, taken: int) -> None:
+        """`settle` after so many steps were taken, the one under way among them."""
+        found = None if self._guard is None else self._guard.read()
+        recent, self._recent = self._recent, deque(maxlen=RECENT)
+        if found is not None:
+            late, loss = found
+            self._task = recent[-late] if late <= len(recent) else None
+            self._diverge("gradient" if math.isfinite(loss) else "loss", max(0, taken - late), loss)
+
+    def _diverge(self, what: str, steps: int, loss: float) -> None:
+        on = "" if self._task is None else f"on task {self._task!r} "
         raise FloatingPointError(
-            f"the {what} is not finite after {self.steps} steps: a learning rate below "
-            f"lr={float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help"
+            f"the {what} is not finite after {steps} steps: a learning rate below "
+            f"lr={float(self.optimizer.param_groups[0]['lr'])} or smaller inputs may help "
+            f"({on}the loss is {loss:.6g})"
         )
 
     def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
@@ -120,7 +146,38 @@ class Stepping:
                 self.graphed.forget()
             modes = tuple(part.training for part in self.network.modules())
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
-        return self.graphed(key, step, *inputs)
+        self._watch(t, leaves(inputs[0])[0].device)
+        if self._guard is None:
+            return self.graphed(key, step, *inputs)
+        loss = self.graphed(key, self._with_statistics_put_back(step, t), *inputs)
+        if self._waits:
+            self._settle(self.steps + 1)
+        return loss
+
+    def _watch(self, t: Hashable, device: torch.device) -> None:
+        """Note which task a step is on, and let a guard watch over steps on a GPU."""
+        self._task = t
+        self._recent.append(t)
+        if device.type != "cuda" or not has_triton():
+            self._guard = None
+        elif self._guard is None or self._guard.found.device != device:
+            from gradmem.cuda.guard import Guard
+
+            self._guard = Guard(device)
+
+    def _with_statistics_put_back(self, step: Step, t: Hashable) -> Step:
+        """The step, after which the network's buffers are as before if it was not finite."""
+        if not self._has_buffers:
+            return step
+
+        def guarded(*inputs: Any) -> tuple[Any, ...]:
+            assert self._guard is not None
+            before = self._guard.copies(self.module(t).buffers())
+            kept = step(*inputs)
+            self._guard.put_back(self.module(t).buffers(), before)
+            return (*kept, before)
+
+        return guarded
 
     def new_optimizer(self, module: nn.Module) -> Optimizer:
         """An optimizer for the module's parameters, with its schedule."""
