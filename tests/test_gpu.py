@@ -631,6 +631,28 @@ def test_steps_that_nobody_waits_for_change_nothing_after_one_that_is_not_finite
     assert learner.observe(x, "b", y).isfinite()  # the learner can go on
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+@pytest.mark.parametrize("tasks", [2, 60, 130])
+def test_gradients_at_memories_that_are_not_finite_are_noticed(constrain, optimizer, tasks):
+    """Each of the ways to solve the dual gives NaN for such a problem, also in a graph."""
+    made = squaring(optimizer=OPTIMIZERS[optimizer], memories=4, constrain=constrain)
+    learner = made(gm.GEM)
+    x, y = squares_batch(0)
+    for t in range(tasks):
+        learner.observe(x, t, y)
+    for _ in range(3):
+        learner.observe(x, 0, y)
+    with torch.no_grad():
+        learner.memory.others(0)[0].x[0] = 1e30
+    before = learner.state_dict()
+    with pytest.raises(FloatingPointError, match="gradient is not finite"):
+        learner.observe(x, 0, y)
+    if optimizer != "RMSprop":
+        _same(before, learner.state_dict(), "what could not be learned left a trace")
+    assert all(w.isfinite().all() for w in learner.network.state_dict().values())
+
+
 @pytest.mark.parametrize("constrain", ["gradient", "update"])
 def test_a_loop_of_ones_own_stops_or_skips_on_a_gpu(constrain):
     model = gm.mlp([6, 8, 5]).cuda()

@@ -232,8 +232,7 @@ class GradientMemory:
             self._project_gradient(past, G, g)
             yield
         else:
-            if not G.is_cuda and not G.sum().isfinite():  # found now, nothing has changed yet
-                raise FloatingPointError("the gradients at the memories are not finite")
+            self._require_finite(G, g)
             before = [w.detach().clone() for w in self._weights]
             size = self._size(G, self._gradient() if g is None else g)
             yield
@@ -343,6 +342,19 @@ class GradientMemory:
             )
         self.skipped += 1
         return False
+
+    def _require_finite(self, G: Tensor, g: Tensor | None) -> None:
+        """Find now, before anything has changed, that an update could not be projected.
+
+        On a GPU, which nothing waits for, g becomes what a step would be refused for.
+        """
+        if not G.is_cuda:
+            if not G.sum().isfinite():
+                raise FloatingPointError("the gradients at the memories are not finite")
+        elif g is not None:
+            bad = ~G.sum().isfinite()
+            g.masked_fill_(bad, float("nan"))
+            G.masked_fill_(bad, 0.0)
 
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)

@@ -16,8 +16,8 @@ __all__ = ["Guard"]
 class Guard:
     """Keeps steps from changing anything, from the first one on that was not finite.
 
-    The host learns of it when it looks, with `read`. Until then gradients are zeros on the GPU,
-    optimizers of torch's fused kind do nothing, and running statistics are put back.
+    The host learns of it when it looks, with `read`. Until then optimizers of torch's fused kind do
+    nothing, others step along zeros, and buffers are put back after each step.
 
     Parameters
     ----------
@@ -26,14 +26,12 @@ class Guard:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.found = torch.zeros(1, device=device)  # 1 from the first bad step on
+        self.found = torch.zeros((), device=device)  # 1 from the first bad step on
         self._note = torch.zeros(2, dtype=torch.float64, device=device)  # steps since, its loss
 
-    def look(self, loss: Tensor, g: Tensor, G: Tensor | None = None) -> None:
-        """Look at a step's loss: () and gradients; they are zeros if they are not to be used."""
-        size = g.sum() if G is None else g.sum() + G.sum()
+    def look(self, loss: Tensor, size: Tensor) -> None:
+        """Look at a step's loss: () and a sum over its gradients: ()."""
         _look[(1,)](loss, size, self.found, self._note)
-        self._zero([g] if G is None else [g, G])
 
     def hold(self, optimizers: Iterable[Optimizer]) -> None:
         """Keep optimizers from stepping along gradients that are not to be used."""
@@ -41,8 +39,9 @@ class Guard:
             if _can_be_held(optimizer):
                 optimizer.found_inf = self.found  # type: ignore[attr-defined]
             else:
-                weights = (w for group in optimizer.param_groups for w in group["params"])
-                self._zero(w.grad for w in weights if w.grad is not None)
+                for w in (w for group in optimizer.param_groups for w in group["params"]):
+                    if w.grad is not None:
+                        w.grad.masked_fill_(self.found.bool(), 0.0)
 
     def copies(self, buffers: Iterable[Tensor]) -> dict[torch.dtype, Tensor]:
         """The buffers' elements, those of a type in one row."""
@@ -69,10 +68,6 @@ class Guard:
         """Forget what was found."""
         self.found.zero_()
         self._note.zero_()
-
-    def _zero(self, gradients: Iterable[Tensor]) -> None:
-        for gradient in gradients:
-            gradient.masked_fill_(self.found.bool()[0], 0.0)
 
 
 def _can_be_held(optimizer: Optimizer) -> bool:

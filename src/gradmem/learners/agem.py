@@ -77,12 +77,12 @@ class AGEM(Learner):
             ]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
-            G = torch.stack(references).sum(0, keepdim=True) if references else None
-            self.require_finite(loss.detach(), g, G)
-            if G is not None:
-                g = self.project(g, G)
+            self.require_finite(loss, g)
+            if references:
+                g_ref = torch.stack(references).sum(0)
+                g = self.project(g, g_ref[None])
             set_gradient(self.network, g)
-            self.clip_and_step(self.optimizer)
+            self.descend(loss, self.optimizer)
             return loss.detach(), g
 
         inputs = (x, y, self.mask(t), *chain(*remembered))

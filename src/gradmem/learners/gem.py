@@ -108,10 +108,10 @@ class GEM(Learner):
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
             G, g, loss = self.constraints.engine.with_batch(past, x, t, y, mask)
-            self.require_finite(loss, g, G)
+            self.require_finite(loss, g)
             set_gradient(self.network, g)
             with self.constraints.constrained(past, G, g):  # equation 12
-                self.clip_and_step(self.optimizer)
+                self.descend(loss, self.optimizer)
             return loss, past, G, g
 
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.

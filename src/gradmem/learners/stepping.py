@@ -81,33 +81,31 @@ class Stepping:
         return self.network
 
     def descend(self, loss: Tensor, *optimizers: Optimizer) -> None:
-        """Step along the gradients of `loss` that lie in `.grad`, with these optimizers.
+        """Clip the gradients of `loss` that lie in `.grad`, if asked for, and step along them.
 
-        Raises FloatingPointError before anything changes if the loss or a gradient is not finite;
-        see `require_finite` for what happens on a GPU.
+        Raises FloatingPointError before anything changes if the loss or a gradient is not finite.
+        On a GPU nothing waits: from such a step on nothing changes, until `settle` raises.
         """
-        gradients = [w.grad for w in _weights(optimizers) if w.grad is not None]
-        self.require_finite(loss.detach(), torch.stack(torch._foreach_norm(gradients)))
-        self.clip_and_step(*optimizers)
-
-    def clip_and_step(self, *optimizers: Optimizer) -> None:
-        """Clip the gradients, if asked for, and let the optimizers step."""
+        weights = [w for o in optimizers for group in o.param_groups for w in group["params"]]
+        size = torch.stack(torch._foreach_norm([w.grad for w in weights if w.grad is not None]))
+        if self._guard is None:
+            self.require_finite(loss, size)
+        else:
+            self._guard.look(loss, size.sum())
         if self.clip is not None:
-            clip_grad_norm_(_weights(optimizers), self.clip)
+            clip_grad_norm_(weights, self.clip)
         if self._guard is not None:
             self._guard.hold(optimizers)
         for optimizer in optimizers:
             optimizer.step()
 
-    def require_finite(self, loss: Tensor, g: Tensor, G: Tensor | None = None) -> None:
-        """Raise FloatingPointError if a loss, or its gradient g, is not finite.
+    def require_finite(self, loss: Tensor, g: Tensor) -> None:
+        """Raise FloatingPointError if a loss or its gradient is not finite; on a CPU only.
 
-        On a GPU nothing waits: from such a step on, g and the gradients G at memories are zeros and
-        nothing changes, until `settle` raises. (On a CPU, the projection looks at G.)
+        For a gradient that something is made of before `descend` looks at it.
         """
-        if self._guard is not None:
-            self._guard.look(loss, g, G)
-        elif not math.isfinite(float(g.sum() + loss)):
+        loss = loss.detach()
+        if self._guard is None and not math.isfinite(float(g.sum() + loss)):
             self._diverge("gradient" if loss.isfinite() else "loss", self.steps, float(loss))
 
     def settle(self) -> None:
@@ -197,11 +195,11 @@ class Stepping:
         """Put attributes, buffers and noted tensors back if `learn` raises.
 
         Attributes are put back as they were before, so `learn` replaces their values before a step
-        and does not change them in place. Buffers are put back on the CPU only.
+        and does not change them in place.
         """
         noted: list[tuple[Tensor, Tensor]] = []
         self._noted = noted
-        if self._has_buffers and device.type != "cuda":
+        if self._has_buffers and (device.type != "cuda" or self._waits):
             self.note(self.module(t).buffers())
         before = vars(self).copy()
         try:
@@ -239,10 +237,6 @@ class Stepping:
             self._randomness = torch.get_rng_state()  # not after an error
         finally:
             torch.set_rng_state(outside)
-
-
-def _weights(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    return [w for o in optimizers for group in o.param_groups for w in group["params"]]
 
 
 def _is_random(part: nn.Module) -> bool:

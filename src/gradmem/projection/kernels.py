@@ -64,7 +64,7 @@ def choose(
     b = _summed(parts, i, programs, SIZE, PARTS)
     squares = _summed(parts + SIZE, i, programs, SIZE, PARTS)
     violated = tl.sum(((b < 0) & real).to(tl.int32), 0)
-    tl.store(flag, violated)
+    tl.store(flag, tl.maximum(violated, _not_finite(b, squares, real)))
     length = tl.sqrt(squares)
     tl.store(sizes + i, length, mask=i <= k)
     nothing = tl.zeros((SIZE,), dtype=tl.float64)
@@ -141,10 +141,10 @@ def apply(
     program = tl.program_id(0)
     i = tl.arange(0, SIZE)
     w = tl.load(weights + i, mask=i < k, other=0.0)
-    moved = tl.max(tl.abs(w), 0) > 0
+    moved = tl.sum((w != 0).to(tl.int32), 0) > 0  # so for NaN
     if BOTH:
         w_z = tl.load(weights + k + i, mask=i < k, other=0.0)
-        moved = moved | (tl.max(tl.abs(w_z), 0) > 0)
+        moved = moved | (tl.sum((w_z != 0).to(tl.int32), 0) > 0)
     for turn in range(TURNS):
         columns = (program * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         inside = columns < p
@@ -191,6 +191,8 @@ def solve(
 ):  # fmt: skip
     """Minimise ½ vᵀAv + bᵀv over v ≥ 0 by Lawson and Hanson's method on a swept tableau.
 
+    Weights of a problem that is not finite are NaN.
+
     Sweeping the working set's rows of [A, b], A with a unit diagonal, makes b hold minus the
     solution inside the set and the slope outside it.
     """
@@ -204,6 +206,7 @@ def solve(
     diagonal = tl.load(problem + i * (n + 1) + i, mask=real, other=0.0)
     length = tl.where(diagonal > 0, tl.sqrt(diagonal), 1.0)
     violated = tl.sum(((b < 0) & real).to(tl.int32), 0)
+    broken = _not_finite(b, diagonal, real)
     tl.store(state + i, length)
     tl.debug_barrier()
     for first in range(0, SIZE, ROWS):
@@ -226,7 +229,7 @@ def solve(
     barred = tl.zeros((SIZE,), dtype=tl.int32)
     steps = tl.minimum(violated, 0)
     entered = steps - 1
-    running = tl.minimum(violated, 1)
+    running = tl.where(broken > 0, 0, tl.minimum(violated, 1))
     while running > 0:
         v, q, leaving, done = _next(v, b, working, barred, real, i, tolerance)
         across = tl.load(tableau + q * SIZE + i)
@@ -255,6 +258,7 @@ def solve(
         running = tl.where(done | (steps > 10 * n + 10), 0, running)
 
     w = tl.where(v > 0, v / length, 0.0)
+    w = tl.where(broken > 0, float("nan"), w)
     if INDEXED:
         violated = tl.load(flag)  # also among the rows that were not chosen
     added = tl.where(violated > 0, gamma, 0.0)
@@ -304,6 +308,13 @@ def _admit(barred, entered, pivot, q, leaving, done, i):
     barred = tl.where((leaving == 0) & (dependent == 0) & (i != q), 0, barred)
     entered = tl.where(leaving == 0, q, entered)
     return barred, entered, (done == 0) & (dependent == 0)
+
+
+@triton.jit
+def _not_finite(b, squares, real):
+    """1 if one of the rows' products or squares is not finite, else 0."""
+    bad = (b - b != 0) | (squares - squares != 0)
+    return tl.max((bad & real).to(tl.int32), 0)
 
 
 @triton.jit
