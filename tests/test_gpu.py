@@ -632,6 +632,21 @@ def test_steps_that_nobody_waits_for_change_nothing_after_one_that_is_not_finite
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM, gm.Single])
+def test_parameters_may_lie_channels_last(kind, optimizer):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 5)).cuda()
+    network = network.to(memory_format=torch.channels_last)
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    learner = kind(network, optimizer=OPTIMIZERS[optimizer], schedule=schedule)
+    for seed, t in enumerate("aaaabbbb"):
+        x = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(seed)).cuda()
+        loss = learner.observe(x, t, torch.arange(10).cuda() % 5)
+    assert loss.isfinite()
+    assert learner.steps == 8
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("constrain", ["gradient", "update"])
 @pytest.mark.parametrize("tasks", [2, 60, 130])
 def test_gradients_at_memories_that_are_not_finite_are_noticed(constrain, optimizer, tasks):

@@ -224,7 +224,7 @@ class GradientMemory:
     def constrained(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> Iterator[None]:
         """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
 
-        `g`: (p,), if it is known, is that gradient; all `.grad`s are views of one vector then.
+        `g`: (p,), if it is known, is that gradient, of which `set_gradient` made the `.grad`s.
         """
         if not past:
             yield
@@ -353,8 +353,8 @@ class GradientMemory:
                 raise FloatingPointError("the gradients at the memories are not finite")
         elif g is not None:
             bad = ~G.sum().isfinite()
-            g.masked_fill_(bad, float("nan"))
             G.masked_fill_(bad, 0.0)
+            set_gradient(self.model, g.masked_fill_(bad, float("nan")))
 
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)

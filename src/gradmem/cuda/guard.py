@@ -38,10 +38,10 @@ class Guard:
         for optimizer in optimizers:
             if _can_be_held(optimizer):
                 optimizer.found_inf = self.found  # type: ignore[attr-defined]
-            else:
-                for w in (w for group in optimizer.param_groups for w in group["params"]):
-                    if w.grad is not None:
-                        w.grad.masked_fill_(self.found.bool(), 0.0)
+                continue
+            bad = self.found.bool()
+            for gradient in (w.grad for w in _weights(optimizer) if w.grad is not None):
+                gradient.masked_fill_(bad, 0.0)
 
     def copies(self, buffers: Iterable[Tensor]) -> dict[torch.dtype, Tensor]:
         """The buffers' elements, those of a type in one row."""
@@ -73,11 +73,23 @@ class Guard:
 def _can_be_held(optimizer: Optimizer) -> bool:
     """Whether the optimizer leaves a step out where a tensor on the device says so.
 
-    Torch's SGD does not fill its momentum in a first step that is left out.
+    Torch's fused steps do, for gradients that lie in memory as their parameters do; elsewhere
+    another kind of step is chosen. Torch's SGD does not fill its momentum in a first step that is
+    left out.
     """
     groups = optimizer.param_groups
-    filled = bool(optimizer.state) or not any(group.get("momentum") for group in groups)
-    return filled and all(group.get("fused") for group in groups)
+    if not all(group.get("fused") for group in groups):
+        return False
+    pairs = [(w, w.grad) for w in _weights(optimizer) if w.grad is not None]
+    if any(w.stride() != grad.stride() or w.dtype != grad.dtype for w, grad in pairs):
+        for group in groups:
+            group["fused"] = False
+        return False
+    return bool(optimizer.state) or not any(group.get("momentum") for group in groups)
+
+
+def _weights(optimizer: Optimizer) -> list[Tensor]:
+    return [w for group in optimizer.param_groups for w in group["params"]]
 
 
 def _by_type(buffers: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

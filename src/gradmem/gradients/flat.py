@@ -53,10 +53,13 @@ def gradient(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def set_gradient(network: nn.Module, g: Tensor) -> None:
-    """Make g: (p,) what the network's optimizer will step along."""
+    """Make g: (p,) what the network's optimizer will step along.
+
+    Gradients are views of g, or copies that lie in memory as their parameter does.
+    """
     weights = parameters(network)
     for w, part in zip(weights, split(g, weights), strict=True):
-        w.grad = part
+        w.grad = part if part.stride() == w.stride() else torch.empty_like(w).copy_(part)
 
 
 def rows_by_parameter(G: Tensor, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
