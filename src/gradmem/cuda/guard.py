@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 
 __all__ = ["Guard"]
 
+#: Gradients that a kernel looks at together, and their elements that a program looks at.
+TOGETHER, BLOCK = 8, 2048
+
 
 class Guard:
     """Keeps steps from changing anything, from the first one on that was not finite.
@@ -27,11 +30,20 @@ class Guard:
 
     def __init__(self, device: torch.device) -> None:
         self.found = torch.zeros((), device=device)  # 1 from the first bad step on
+        self._bad = torch.zeros((), device=device)  # 1 if a gradient of this step is not finite
         self._note = torch.zeros(2, dtype=torch.float64, device=device)  # steps since, its loss
 
-    def look(self, loss: Tensor, size: Tensor) -> None:
-        """Look at a step's loss: () and a sum over its gradients: ()."""
-        _look[(1,)](loss, size, self.found, self._note)
+    def look(self, loss: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Look at a step's loss: () and all elements of its gradients."""
+        parts = [dense for part in gradients if (dense := _dense(part)).numel()]
+        for first in range(0, len(parts), TOGETHER):
+            some = parts[first : first + TOGETHER]
+            sizes = [part.numel() for part in some]
+            rest = TOGETHER - len(some)
+            _scan[(triton.cdiv(max(sizes), BLOCK), len(some))](
+                self._bad, *some, *some[:1] * rest, *sizes, *[0] * rest, BLOCK=BLOCK
+            )
+        _look[(1,)](loss, self._bad, self.found, self._note)
 
     def hold(self, optimizers: Iterable[Optimizer]) -> None:
         """Keep optimizers from stepping along gradients that are not to be used."""
@@ -66,8 +78,8 @@ class Guard:
 
     def clear(self) -> None:
         """Forget what was found."""
-        self.found.zero_()
-        self._note.zero_()
+        for tensor in (self.found, self._bad, self._note):
+            tensor.zero_()
 
 
 def _can_be_held(optimizer: Optimizer) -> bool:
@@ -103,14 +115,53 @@ def _joined(buffers: Sequence[Tensor]) -> Tensor:
     return torch.cat([buffer.flatten() for buffer in buffers])
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    """A tensor whose elements lie in memory without gaps, in any order."""
+    filled = tensor.is_contiguous() or (
+        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+    return tensor if filled else tensor.contiguous()
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"])
+def _scan(
+    bad, a0, a1, a2, a3, a4, a5, a6, a7, n0, n1, n2, n3, n4, n5, n6, n7, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Set `bad` if an element of one of eight vectors is not finite."""
+    which = tl.program_id(1)
+    if which == 0:
+        _scan_one(a0, n0, bad, BLOCK)
+    elif which == 1:
+        _scan_one(a1, n1, bad, BLOCK)
+    elif which == 2:
+        _scan_one(a2, n2, bad, BLOCK)
+    elif which == 3:
+        _scan_one(a3, n3, bad, BLOCK)
+    elif which == 4:
+        _scan_one(a4, n4, bad, BLOCK)
+    elif which == 5:
+        _scan_one(a5, n5, bad, BLOCK)
+    elif which == 6:
+        _scan_one(a6, n6, bad, BLOCK)
+    else:
+        _scan_one(a7, n7, bad, BLOCK)
+
+
 @triton.jit
-def _look(loss, size, found, note):
+def _scan_one(a, n, bad, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(a + i, mask=i < n, other=0.0)
+    if tl.max((values - values != 0).to(tl.int32), 0) > 0:
+        tl.store(bad, 1.0)
+
+
+@triton.jit
+def _look(loss, bad, found, note):
     value = tl.load(loss).to(tl.float64)
-    total = tl.load(size).to(tl.float64) + value
     before = tl.load(found)
-    bad = (total - total != 0.0) | (before != 0.0)
-    if bad:
+    if (tl.load(bad) != 0.0) | (value - value != 0.0) | (before != 0.0):
         if before == 0.0:
             tl.store(note + 1, value)
         tl.store(found, 1.0)
         tl.store(note, tl.load(note) + 1.0)
+        tl.store(bad, 0.0)

@@ -87,11 +87,11 @@ class Stepping:
         On a GPU nothing waits: from such a step on nothing changes, until `settle` raises.
         """
         weights = [w for o in optimizers for group in o.param_groups for w in group["params"]]
-        size = torch.stack(torch._foreach_norm([w.grad for w in weights if w.grad is not None]))
+        gradients = [w.grad for w in weights if w.grad is not None]
         if self._guard is None:
-            self.require_finite(loss, size)
+            self.require_finite(loss, torch.stack(torch._foreach_norm(gradients)))
         else:
-            self._guard.look(loss, size.sum())
+            self._guard.look(loss, gradients)
         if self.clip is not None:
             clip_grad_norm_(weights, self.clip)
         if self._guard is not None:
