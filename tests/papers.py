@@ -20,7 +20,7 @@ from gradmem.reproduction.plan import (
     Setting,
     settings_of,
 )
-from gradmem.runs.folder import Run
+from gradmem.runs.read_folder import Run
 from gradmem.sweeps import Store
 
 MNIST = ["mnist-rotations", "mnist-permutations"]

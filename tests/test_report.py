@@ -24,7 +24,7 @@ from gradmem.reports.published import published
 from gradmem.reports.styles import styles
 from gradmem.reports.summary import failed_lines, leading, memory_lines
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_failures, find_runs
+from gradmem.runs.read_folder import find_failures, find_runs
 
 from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run

@@ -14,7 +14,7 @@ import numpy as np
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
 from gradmem.reports.summary import Row, bounds, conditions, flat_config, memory_lines
-from gradmem.runs.folder import COUNTS, Run, printable
+from gradmem.runs.read_folder import COUNTS, Run, printable
 
 __all__ = ["page_data", "write_page"]
 
@@ -31,7 +31,7 @@ CURVE_NUMBERS = 500_000
 MATRIX_NUMBERS = 3_000_000
 
 #: The scripts in the order in which they build on each other.
-SCRIPTS = ("numbers.js", "charts.js", "page.js")
+SCRIPTS = ("numbers.js", "charts.js", "heat_map.js", "page.js")
 
 
 def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()) -> Path:

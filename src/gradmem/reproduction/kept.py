@@ -15,7 +15,7 @@ from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.files import write_whole
 from gradmem.reports import Row
 from gradmem.reproduction.plan import SAMPLE, WHOLE, Conditions, Setting
-from gradmem.runs.folder import Run
+from gradmem.runs.read_folder import Run
 
 __all__ = ["Kept", "keep", "load"]
 

@@ -1,4 +1,4 @@
-"""Folders of runs: `config.json` says what was run, `result.json` what was measured."""
+"""Finds and reads folders of runs: config.json says what was run, result.json what came out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.evaluation import Progress, Result
-from gradmem.evaluation.result import ResultFolder
-from gradmem.files import plain, write_json
-from gradmem.runs.experiment import Experiment
+from gradmem.evaluation import Result
+from gradmem.files import plain
 
 __all__ = [
     "COUNTS",
     "Failure",
     "Run",
-    "RunFolder",
     "find_failures",
     "find_runs",
     "newest",
@@ -103,22 +100,6 @@ class Failure:
     folder: Path
     config: dict[str, Any]
     error: str
-
-
-class RunFolder(ResultFolder):
-    """Where one experiment's results go; see `ResultFolder`. It is a callback of the run, too."""
-
-    def __init__(self, path: str | os.PathLike[str], experiment: Experiment) -> None:
-        super().__init__(path, experiment.config())
-
-    def on_task(self, progress: Progress) -> None:
-        """Write the rows of R measured so far to partial.json."""
-        if progress.partial is not None:
-            write_json(self.path / "partial.json", progress.partial.described(self.config))
-
-    def save(self, result: Result) -> Run:
-        """Write the whole result, and return it as a run."""
-        return Run(self.path, self.config, self.write(result))
 
 
 def find_runs(
