@@ -65,6 +65,16 @@ class ResultFolder:
                 (self.path / name).unlink(missing_ok=True)
         write_json(self.path / "config.json", self.config)
 
+    def renew(self) -> None:
+        """Make the folder again if it vanished while the run went on.
+
+        Raise ValueError if another experiment has taken its place meanwhile.
+        """
+        if not (self.path / "config.json").exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", self.config)
+        self.check()
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder for one run: another process that asks for it gets a ValueError."""
@@ -73,6 +83,8 @@ class ResultFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.path / ".lock", timeout=0):
+                for stray in self.path.glob(".*.json-*"):  # of a process that was killed
+                    stray.unlink(missing_ok=True)
                 yield
         except Timeout:
             raise ValueError(f"another run is being made in {self.path}: wait for it") from None
@@ -80,6 +92,7 @@ class ResultFolder:
     def write(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """Write result.json from `Result.described`, and return what it holds."""
         written: dict[str, Any] = plain(dict(described))
+        self.renew()
         write_json(self.path / "result.json", written)
         (self.path / "partial.json").unlink(missing_ok=True)
         return written

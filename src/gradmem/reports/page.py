@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.files import write_whole
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
 from gradmem.reports.summary import Row, bounds, conditions, flat_config, memory_lines
@@ -62,7 +63,7 @@ def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()
         scripts=[Markup(web.joinpath(name).read_text("utf-8")) for name in SCRIPTS],
     )
     path = Path(path)
-    path.write_text(html, encoding="utf-8")
+    write_whole(path, html)
     return path
 
 

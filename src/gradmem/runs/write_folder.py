@@ -22,6 +22,7 @@ class RunFolder(ResultFolder):
     def on_task(self, progress: Progress) -> None:
         """Write the rows of R measured so far to partial.json."""
         if progress.partial is not None:
+            self.renew()
             write_json(self.path / "partial.json", progress.partial.described(self.config))
 
     def save(self, result: Result) -> Run:

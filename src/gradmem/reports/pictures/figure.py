@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gradmem.files import replace_whole
 from gradmem.reports.published import PUBLISHED
 from gradmem.reports.styles import VARIANTS, Style, Variant
 from gradmem.reports.summary import MemoryLine, Row
@@ -84,13 +86,16 @@ def add_legend(figure: Any, axes: Any) -> None:
 def save(
     figure: Any, folder: str | Path, name: str, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
+    """Write the figure once per format, each file whole or not at all; returns their paths."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in formats]
     for path in paths:
         # Without a date in it, the same runs make the same file.
         date = {"CreationDate": None} if path.suffix == ".pdf" else None
-        figure.savefig(path, metadata=date)
+        content = io.BytesIO()
+        figure.savefig(content, format=path.suffix[1:], metadata=date)
+        replace_whole(path, content.getvalue())
     return paths
 
 
