@@ -7,7 +7,7 @@ import numpy as np
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.files import write_json
 from gradmem.reports import summarize
-from gradmem.runs.folder import find_runs
+from gradmem.runs.read_folder import find_runs
 
 from .synthetic import write_run
 

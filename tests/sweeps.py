@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from gradmem.runs.folder import find_runs
+from gradmem.runs.read_folder import find_runs
 from gradmem.sweeps import (
     Store,
     Sweep,

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradmem.evaluation import Result
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import RunFolder
+from gradmem.runs.write_folder import RunFolder
 
 #: Where a learner's accuracies end up: what it learns of a task, and what it keeps.
 SKILL = {

@@ -21,7 +21,7 @@ from gradmem.benchmarks.lookup import (
 )
 from gradmem.learners import LEARNERS
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_runs
+from gradmem.runs.read_folder import find_runs
 from gradmem.sweeps import Store
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_benchmark.py"

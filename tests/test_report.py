@@ -24,7 +24,7 @@ from gradmem.reports.published import published
 from gradmem.reports.styles import styles
 from gradmem.reports.summary import failed_lines, leading, memory_lines
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_failures, find_runs
+from gradmem.runs.read_folder import find_failures, find_runs
 
 from .reports import rows_of, write_held_out, write_scored, write_several
 from .synthetic import write_run
@@ -216,18 +216,19 @@ def test_the_page_keeps_the_digits_of_any_score(tmp_path, scale):
 def test_pictures_of_scores_have_axes_of_their_own(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
-    seen = {}
+    drawn = []
 
-    def look(figure, path, **_):
+    def look(figure, *_, **__):
         axes, *bar = figure.axes
         label = bar[0].get_ylabel() if bar else axes.get_ylabel()
         clim = axes.images[0].get_clim() if axes.images else axes.get_ylim()
-        seen[path.stem] = (label, clim)
+        drawn.append((label, clim))
 
     monkeypatch.setattr(Figure, "savefig", look)
     write_scored(tmp_path, scale=50)
     rows = rows_of(tmp_path)
-    draw_pictures(rows, tmp_path / "pictures")
+    paths = draw_pictures(rows, tmp_path / "pictures")
+    seen = {path.stem: look for path, look in zip(paths, drawn, strict=True)}
     label, clim = seen["R-mnist-rotations-minus-error-gem"]
     assert (label, clim) == ("test minus_error", (rows[1].R.min(), rows[1].R.max()))
     label, (low, high) = seen["first-task-mnist-rotations-minus-error"]

@@ -11,7 +11,8 @@ from gradmem.files import write_json
 from gradmem.reports import draw_pictures, markdown_table, summarize
 from gradmem.reports.summary import Estimate
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import RunFolder, find_runs, newest
+from gradmem.runs.read_folder import find_runs, newest
+from gradmem.runs.write_folder import RunFolder
 from tests.synthetic import write_run
 
 TOO_DEEP = "lists nested too deeply"

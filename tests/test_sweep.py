@@ -14,7 +14,7 @@ import torch
 from gradmem.benchmarks import BENCHMARKS
 from gradmem.learners import LEARNERS
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Run, find_runs
+from gradmem.runs.read_folder import Run, find_runs
 from gradmem.sweeps import (
     Died,
     InTurn,

@@ -11,7 +11,7 @@ import gradmem as gm
 from gradmem.benchmarks import BENCHMARKS
 from gradmem.published import grids
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import find_runs
+from gradmem.runs.read_folder import find_runs
 from gradmem.sweeps import (
     InTurn,
     Standings,

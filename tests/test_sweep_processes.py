@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gradmem.runs.folder import find_runs
+from gradmem.runs.read_folder import find_runs
 from gradmem.sweeps import (
     InTurn,
     Store,

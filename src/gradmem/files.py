@@ -32,8 +32,16 @@ def replace_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write a file beside its place, flush it to the disk, and rename it.
 
     Whatever happens, the file is either the old one or the whole new one. With `keep`, the old one
-    is moved there when the new one is whole.
+    is moved there when the new one is whole. An OSError has the name of the file.
     """
+    try:
+        _replace(path, content, keep)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    _flush_folder(path.parent)
+
+
+def _replace(path: Path, content: bytes, keep: Path | None) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -51,7 +59,6 @@ def replace_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
-    _flush_folder(path.parent)
 
 
 def _flush_folder(folder: Path) -> None:

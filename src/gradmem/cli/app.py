@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gradmem.cli import options
-from gradmem.cli.console import say
+from gradmem.cli.console import say, shown
 from gradmem.cli.listing import benchmarks_command, learners_command
 from gradmem.cli.paper import paper_command
 from gradmem.cli.report import report_command
@@ -98,7 +98,7 @@ def main() -> None:
         if not _is_ours(error):
             typed.append("gradmem --debug … shows where")
         more = f" ({', '.join(typed)})" if typed else ""
-        message = Text.assemble(("error: ", "red"), str(error), more)
+        message = Text.assemble(("error: ", "red"), shown(str(error)), more)
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
 

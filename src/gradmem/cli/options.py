@@ -194,9 +194,9 @@ def names_in(text: str) -> list[str]:
 def absolute(stream: Mapping[str, Any]) -> dict[str, Any]:
     """`stream` with an absolute path to the data, for runs that go on from another folder."""
     data = stream.get("data")
-    if data in (None, "sample") or not Path(data).expanduser().exists():
+    if data in (None, "sample") or not Path(os.path.expanduser(data)).exists():
         return dict(stream)
-    return {**stream, "data": os.path.abspath(Path(data).expanduser())}
+    return {**stream, "data": os.path.abspath(os.path.expanduser(data))}
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from gradmem.cli import options
 from gradmem.cli.console import say
 from gradmem.cli.sweep_display import SweepDisplay
-from gradmem.evaluation.result import check_folder
+from gradmem.evaluation.result_folder import check_folder
 from gradmem.reproduction.compare import compare
 from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load

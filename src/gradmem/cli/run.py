@@ -17,8 +17,9 @@ from gradmem.cli.report import write_report
 from gradmem.reports import summarize, terminal_table
 from gradmem.runs.compare import default_learners, finished_run, plan_runs, run_into
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Run, RunFolder
+from gradmem.runs.read_folder import Run
 from gradmem.runs.tensorboard import TensorBoardLog
+from gradmem.runs.write_folder import RunFolder
 from gradmem.streams.continuum import IID
 from gradmem.validation import positive_int
 

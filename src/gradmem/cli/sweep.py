@@ -13,7 +13,7 @@ from gradmem.cli import options
 from gradmem.cli.console import console, say
 from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
-from gradmem.evaluation.result import check_folder
+from gradmem.evaluation.result_folder import check_folder
 from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
 from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, final_numbers
 from gradmem.validation import one_of, positive_int

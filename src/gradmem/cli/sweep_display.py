@@ -13,7 +13,7 @@ from rich.table import Table
 from gradmem.benchmarks import lookup
 from gradmem.cli.console import console, say
 from gradmem.files import plain
-from gradmem.runs.folder import Failure
+from gradmem.runs.read_folder import Failure
 from gradmem.sweeps import Choice, Event
 
 __all__ = ["SweepDisplay", "choices_table"]

@@ -128,7 +128,7 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
         return found or _read_folder(fetch("cifar-100", list(FILES.values()), SOURCES, ADVICE))
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f"data must be a folder, an archive, Images or None, got {data!r}")
-    path = Path(data).expanduser()
+    path = Path(os.path.expanduser(data))
     if data and path.is_file():
         return _read_archive([path])
     if not data or not path.is_dir():

@@ -50,7 +50,7 @@ def folder_in_environment() -> Path | None:
     named = os.environ.get("GRADMEM_DATA")
     if not named:
         return None
-    folder = Path(named).expanduser()
+    folder = Path(os.path.expanduser(named))
     if not folder.is_dir():
         raise DataError(f"GRADMEM_DATA must name a folder, {named!r} is none")
     return folder
@@ -187,11 +187,23 @@ class NpmPackage:
 
 def cache_folder() -> Path:
     """The folder in GRADMEM_CACHE if it is set, else this platform's cache folder for gradmem."""
-    if named := os.environ.get("GRADMEM_CACHE"):
-        return Path(named).expanduser()
+    named = os.environ.get("GRADMEM_CACHE")
+    folder = os.path.expanduser(named) if named else _platform_cache()
+    if folder.startswith("~"):
+        raise DataError(
+            "there is no home folder to keep data in: set HOME or GRADMEM_CACHE=FOLDER, or pass "
+            "data=FOLDER"
+        )
+    return Path(folder)
+
+
+def _platform_cache() -> str:
     import pooch
 
-    return Path(pooch.os_cache("gradmem"))
+    try:
+        return str(pooch.os_cache("gradmem"))
+    except RuntimeError:  # platformdirs without a home folder
+        return "~"
 
 
 def fetch(name: str, files: Sequence[File], sources: Sequence[Source], advice: str) -> Path:

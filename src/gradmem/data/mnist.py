@@ -90,7 +90,7 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
         raise TypeError(f'data must be "sample", a folder, Images or None, got {data!r}')
     if data == "sample":
         return _sample()
-    folder = Path(data).expanduser()
+    folder = Path(os.path.expanduser(data))
     if not data or not folder.is_dir():
         raise DataError(
             f'data must be "sample", a folder or None; {str(data)!r} is no folder. {ADVICE}'

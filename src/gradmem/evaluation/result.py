@@ -1,11 +1,9 @@
-"""What a run measured, and the folder that keeps it: config.json and result.json."""
+"""What a run measured."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +13,9 @@ import numpy as np
 
 from gradmem.evaluation.machine import versions
 from gradmem.evaluation.metrics import TransferMetrics, transfer_metrics
-from gradmem.files import plain, write_json
+from gradmem.evaluation.result_folder import ResultFolder
 
-__all__ = ["Matrix", "Result", "ResultFolder", "check_folder"]
+__all__ = ["Matrix", "Result"]
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -125,9 +123,9 @@ class Result:
         """
         target = ResultFolder(folder, self.config | about)
         target.check(overwrite)
-        target.check_same(self, overwrite)
+        target.check_same(self.R, overwrite)
         target.open(overwrite)
-        target.write(self)
+        target.write(self.described(target.config))
         return target.path
 
     def described(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -153,81 +151,3 @@ class Result:
             "versions": versions(),
         }
         return found | {name: v for name, v in self.statistics.items() if name not in found}
-
-
-class ResultFolder:
-    """The folder of one run, whose `config` says which.
-
-    While the run goes on, `partial.json` may hold the rows of R measured so far, also after the run
-    was interrupted or killed. `result.json` is only there when the run is done.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-        self.path = Path(path)
-        self.config: dict[str, Any] = plain(dict(config))
-
-    def check(self, overwrite: bool = False) -> None:
-        """Raise ValueError if it already holds the result of something else."""
-        check_folder(self.path)
-        names = ("result.json", "partial.json", "checkpoint")
-        held = [name for name in names if (self.path / name).exists()]
-        if held and not overwrite:
-            try:
-                known = json.loads((self.path / "config.json").read_text("utf-8"))
-            except (OSError, ValueError, RecursionError):
-                known = None
-            if known != self.config:
-                raise ValueError(
-                    f"{self.path} holds the result of another experiment ({held[0]}): choose "
-                    "another folder, or replace it with --overwrite (overwrite=True)"
-                )
-
-    def check_same(self, result: Result, overwrite: bool = False) -> None:
-        """Raise ValueError if it holds another result, though of a run with the same config."""
-        file = self.path / "result.json"
-        if overwrite or not file.exists():
-            return
-        try:
-            known = json.loads(file.read_text("utf-8")).get("R")
-        except (OSError, ValueError, RecursionError, AttributeError):
-            known = None
-        if known != plain(result.R):
-            raise ValueError(
-                f"{self.path} holds the result of another run with the same settings: choose "
-                "another folder, name the runs apart (seed=…), or give overwrite=True"
-            )
-
-    def open(self, overwrite: bool = False) -> None:
-        """Make the folder, unless it already holds the result of something else."""
-        self.check(overwrite)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            for name in ("result.json", "partial.json"):
-                (self.path / name).unlink(missing_ok=True)
-        write_json(self.path / "config.json", self.config)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder for one run: another process that asks for it gets a ValueError."""
-        from filelock import FileLock, Timeout
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
-        except Timeout:
-            raise ValueError(f"another run is being made in {self.path}: wait for it") from None
-
-    def write(self, result: Result) -> dict[str, Any]:
-        """Write result.json, and return what it holds."""
-        written: dict[str, Any] = plain(result.described(self.config))
-        write_json(self.path / "result.json", written)
-        (self.path / "partial.json").unlink(missing_ok=True)
-        return written
-
-
-def check_folder(path: Path, option: str = "--out") -> None:
-    """Refuse a path for results that is a file or leads through one."""
-    for part in (path, *path.parents):
-        if part.exists() and not part.is_dir():
-            raise ValueError(f"{option} must be a folder, {part} is a file")

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.files import write_whole
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
 from gradmem.reports.summary import Row, bounds, conditions, flat_config, memory_lines
-from gradmem.runs.folder import COUNTS, Run, printable
+from gradmem.runs.read_folder import COUNTS, Run, printable
 
 __all__ = ["page_data", "write_page"]
 
@@ -31,7 +32,7 @@ CURVE_NUMBERS = 500_000
 MATRIX_NUMBERS = 3_000_000
 
 #: The scripts in the order in which they build on each other.
-SCRIPTS = ("numbers.js", "charts.js", "page.js")
+SCRIPTS = ("numbers.js", "charts.js", "heat_map.js", "page.js")
 
 
 def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()) -> Path:
@@ -62,7 +63,7 @@ def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()
         scripts=[Markup(web.joinpath(name).read_text("utf-8")) for name in SCRIPTS],
     )
     path = Path(path)
-    path.write_text(html, encoding="utf-8")
+    write_whole(path, html)
     return path
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradmem.evaluation.result import Result, check_folder
+from gradmem.evaluation.result import Result
+from gradmem.evaluation.result_folder import check_folder
 from gradmem.files import write_whole
 from gradmem.reports.page import write_page
 from gradmem.reports.pictures import draw_pictures
 from gradmem.reports.summary import Row, failed_lines, summarize
 from gradmem.reports.table import markdown_table
-from gradmem.runs.folder import Run, find_failures, find_runs, newest
+from gradmem.runs.read_folder import Run, find_failures, find_runs, newest, printable
 
 __all__ = ["Report", "gather", "report"]
 
@@ -91,4 +92,6 @@ def gather(
 
 
 def _warn(what: Path | str, why: str) -> None:
-    warnings.warn(f"left out of the report: {what} ({why})", stacklevel=4)
+    warnings.warn(
+        f"left out of the report: {printable(str(what))} ({printable(why)})", stacklevel=4
+    )

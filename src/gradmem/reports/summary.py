@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradmem.learners import LEARNERS
-from gradmem.runs.folder import Failure, Run, printable
+from gradmem.runs.read_folder import Failure, Run, printable
 
 __all__ = [
     "Estimate",

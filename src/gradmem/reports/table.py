@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradmem.reports.summary import Row, seeds_text
+from gradmem.runs.read_folder import printable
 
-__all__ = ["markdown_table", "terminal_table"]
+__all__ = ["literal", "markdown_table", "terminal_table"]
 
 COLUMNS = ("acc", "bwt", "fwt", "seconds")
 
@@ -30,12 +31,12 @@ def terminal_table(rows: Sequence[Row]) -> RenderableType:
 def markdown_table(rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
     """The same as Markdown, with all columns, and the lines about failed runs below it."""
     lines = [["learner", *map(_heading, COLUMNS)], ["---"] + ["---:"] * len(COLUMNS)]
-    lines += [[_literal(_name(row, rows)), *_numbers(row).values()] for row in rows]
+    lines += [[literal(_name(row, rows)), *_numbers(row).values()] for row in rows]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
     if caption := _caption(rows):
-        text += f"\n{_literal(caption)}\n"
+        text += f"\n{literal(caption)}\n"
     if failed:
-        text += "\nFailed:\n\n" + "".join(f"- {_literal(line)}\n" for line in failed)
+        text += "\nFailed:\n\n" + "".join(f"- {literal(line)}\n" for line in failed)
     return text
 
 
@@ -95,9 +96,9 @@ def _caption(rows: Sequence[Row]) -> str:
     return "" if scores == ["accuracy"] else f"ACC, BWT and FWT are of {' and '.join(scores)}."
 
 
-def _literal(text: str) -> str:
-    """Text with the characters escaped that end a cell or begin a tag."""
-    return re.sub(r"([\\|<])", r"\\\1", text)
+def literal(text: str) -> str:
+    """Text on one line of Markdown that ends no cell, begins no tag and steers no terminal."""
+    return re.sub(r"([\\|<])", r"\\\1", printable(text))
 
 
 def _heading(column: str) -> str:

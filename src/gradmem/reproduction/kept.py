@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from gradmem.evaluation.metrics import transfer_metrics
-from gradmem.files import write_whole
+from gradmem.files import plain, write_whole
 from gradmem.reports import Row
-from gradmem.reproduction.plan import SAMPLE, WHOLE, Conditions, Setting
-from gradmem.runs.folder import Run
+from gradmem.reproduction.plan import BENCHMARKS, SAMPLE, WHOLE, Conditions, Setting
+from gradmem.reproduction.text import command_text, machine_text, setting_text, settings_text
+from gradmem.runs.read_folder import Run, check_result, read_json
+from gradmem.validation import one_of
 
 __all__ = ["Kept", "keep", "load"]
 
@@ -119,15 +121,24 @@ def _read_named(file: Path) -> Kept:
 
 
 def _read(file: Path) -> Kept:
-    about = json.loads(file.read_text("utf-8"))
+    about = read_json(file)
     runs = about.pop("runs")
     named = {name: about[name] for name in ("benchmark", "learner", "epochs", "shuffled")}
     setting = Setting(changes=tuple(about["changes"].items()), **named)
-    for name in ("machines", "command", "settings", "n_tasks", "examples_per_task", "data"):
-        about[name]  # KeyError if the file lacks it
+    _check(setting, about)
     read = tuple(_run(file, about, run) for run in runs)
     row = Row(setting.benchmark, read[0].name, read)
     return Kept(setting, row, tuple(bool(run["alone"]) for run in runs), about)
+
+
+def _check(setting: Setting, about: dict[str, Any]) -> None:
+    """Raise an error unless the page can be made of what the file says besides its runs."""
+    one_of("benchmark", setting.benchmark, BENCHMARKS)
+    hash((setting, about["command"]))
+    setting.slug, setting_text(setting), settings_text(about["settings"])
+    command_text(about["command"]), _is_trial(about)
+    for machine in about["machines"]:
+        machine_text(machine, about)
 
 
 def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
@@ -137,9 +148,14 @@ def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     # What follows from R is computed again, not read.
     learned = [None] if about["shuffled"] else range(len(R))
     metrics = transfer_metrics(R, baseline, learned)
-    result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
+    result |= plain({name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")})
     result["versions"] = about["machines"][run["machine"]]
     result["curves"] = {"examples": about["examples"], "accuracy": [baseline, *R]}
+    check_result(result)
+    if R.shape[1] != about["n_tasks"]:
+        raise ValueError(f"R has {R.shape[1]} columns for {about['n_tasks']} tasks")
+    if result["seconds"] is None:
+        raise ValueError("a run has no seconds")
     return Run(file, config | {"seed": run["seed"]}, result)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from gradmem.evaluation import machine
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Run
+from gradmem.runs.read_folder import Run
 from gradmem.sweeps import Event, Executor, InTurn, Phase, Store, check_settings, executor_for
 
 __all__ = ["Timed", "default_workers", "make_runs"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from gradmem.files import write_json
 from gradmem.published import grids
 from gradmem.reproduction.plan import Conditions
+from gradmem.reproduction.sections import searches
+from gradmem.runs.read_folder import read_json
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
 from gradmem.sweeps.plan import final_numbers
 
@@ -93,11 +94,10 @@ def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    names = ("benchmark", "command", "trial", "machine", "choices")
     try:
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        for name in ("benchmark", "command", "trial", "machine", "choices"):
-            found[name]  # KeyError if the file lacks it
-        found.setdefault("device", "cpu")
-    except (ValueError, KeyError, TypeError) as error:
+        found = {"device": "cpu"} | read_json(file, names)
+        searches([found], {})  # an error if the page cannot be made of it
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no kept search: {error!r}") from error
     return found

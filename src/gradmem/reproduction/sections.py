@@ -12,6 +12,7 @@ from gradmem.reproduction.kept import Kept
 from gradmem.reproduction.numbers import Number, second_values
 from gradmem.reproduction.plan import N_TASKS, SHUFFLED, SHUFFLED_LR, Setting
 from gradmem.reproduction.text import (
+    command_text,
     interval_text,
     machine_text,
     measured,
@@ -188,7 +189,7 @@ def searches(made: Sequence[Mapping[str, Any]], kept: Mapping[Setting, Kept]) ->
     headings += ["ACC with published", "ACC with chosen"]
     trial = any(found["trial"] for found in made)
     commands = dict.fromkeys(
-        f"`{found['command']}` on {machine_text(found['machine'], found)}."
+        f"{command_text(found['command'])} on {machine_text(found['machine'], found)}."
         for found in made
         if found["machine"]  # if there was a run
     )
@@ -228,7 +229,7 @@ def what_was_run(kept: Mapping[Setting, Kept]) -> str:
         )
     lines = ["## What was run"]
     for (command, machines_used), rows in made.items():
-        lines.append(f"`{command}` on {machines_used}:")
+        lines.append(f"{command_text(command)} on {machines_used}:")
         lines.append(table(["setting", "seeds", "ACC", "settings"], rows))
     return paragraphs(*lines) if made else paragraphs(*lines, "Nothing yet.")
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradmem.reports import Estimate
+from gradmem.reports.table import literal
 from gradmem.reproduction.numbers import Number
 from gradmem.reproduction.plan import N_TASKS, SHUFFLED, Setting
+from gradmem.runs.read_folder import printable
 
 __all__ = [
+    "command_text",
     "interval_text",
     "machine_text",
     "measured",
@@ -38,7 +41,7 @@ TITLES = {
 
 def title(name: str) -> str:
     """What the paper calls it."""
-    return TITLES.get(name, name)
+    return TITLES.get(name) or literal(name)
 
 
 def setting_text(setting: Setting) -> str:
@@ -61,7 +64,7 @@ def setting_text(setting: Setting) -> str:
 def _change_text(name: str, value: Any) -> str:
     if name == "memories":
         return f"{N_TASKS * value:,} memories ({value} a task)"
-    return f"{value:,} exemplars" if name == "budget" else f"{name} {value}"
+    return f"{value:,} exemplars" if name == "budget" else literal(f"{name} {value}")
 
 
 def number_text(number: Number, printed: bool = False) -> str:
@@ -105,7 +108,7 @@ def interval_text(low: float, high: float, spec: str) -> str:
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings on one line."""
     return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        literal(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
         for name, value in settings.items()
     )
 
@@ -116,7 +119,13 @@ def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     where = versions.get("gpu") if on_gpu else versions.get("processor")
     n = versions.get("threads")
     threads = "" if on_gpu else f", {n} thread{'s' if n != 1 else ''}"
-    return f"{where}{threads}, torch {versions['torch']}, gradmem {versions['gradmem']}"
+    made = f"{where}{threads}, torch {versions['torch']}, gradmem {versions['gradmem']}"
+    return literal(made)
+
+
+def command_text(command: str) -> str:
+    """What was typed, as code."""
+    return f"`{printable(command).replace('`', ' ')}`"
 
 
 def paragraphs(*parts: str) -> str:

@@ -16,7 +16,8 @@ from gradmem.evaluation import Result
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import COUNTS, Run, RunFolder, read_run
+from gradmem.runs.read_folder import COUNTS, Run, read_run
+from gradmem.runs.write_folder import RunFolder
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["compare", "default_learners", "finished_run", "plan_runs", "run_into", "seed_numbers"]

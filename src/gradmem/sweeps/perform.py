@@ -10,7 +10,7 @@ import torch
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.learners import LEARNERS, Learner
 from gradmem.runs.experiment import Experiment, keep_continuums, settings_key
-from gradmem.runs.folder import Failure, Run
+from gradmem.runs.read_folder import Failure, Run
 from gradmem.sweeps.store import Store
 
 __all__ = ["Perform"]

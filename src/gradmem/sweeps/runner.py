@@ -17,7 +17,7 @@ from gradmem.evaluation.machine import cores
 from gradmem.files import plain
 from gradmem.runs.compare import seed_numbers
 from gradmem.runs.experiment import Experiment, settings_key
-from gradmem.runs.folder import Failure, Run
+from gradmem.runs.read_folder import Failure, Run
 from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
 from gradmem.sweeps.perform import Perform
 from gradmem.sweeps.plan import MODES, Grid, Sweep, final_numbers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradmem.runs.experiment import Experiment, settings_key
-from gradmem.runs.folder import Run
+from gradmem.runs.read_folder import Run
 from gradmem.sweeps.store import Store
 
 __all__ = ["Choice", "Standings", "choose", "select"]

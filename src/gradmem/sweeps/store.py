@@ -21,7 +21,8 @@ from typing import Any
 from gradmem.evaluation import Result
 from gradmem.files import write_json
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Failure, Run, RunFolder, read_run
+from gradmem.runs.read_folder import Failure, Run, read_run
+from gradmem.runs.write_folder import RunFolder
 from gradmem.sweeps.plan import Sweep
 
 __all__ = ["Store"]

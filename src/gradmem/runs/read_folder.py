@@ -1,4 +1,4 @@
-"""Folders of runs: `config.json` says what was run, `result.json` what was measured."""
+"""Finds and reads folders of runs: config.json says what was run, result.json what came out."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from gradmem.evaluation import Progress, Result
-from gradmem.evaluation.result import ResultFolder
-from gradmem.files import plain, write_json
-from gradmem.runs.experiment import Experiment
+from gradmem.evaluation import Result
+from gradmem.evaluation.metrics import transfer_metrics
+from gradmem.files import plain
 
 __all__ = [
     "COUNTS",
     "Failure",
     "Run",
-    "RunFolder",
+    "check_result",
     "find_failures",
     "find_runs",
     "newest",
     "printable",
+    "read_json",
     "read_run",
 ]
 
@@ -38,6 +38,9 @@ MAX_DEPTH = 20
 
 #: Larger numbers are refused, since their squares would overflow.
 MAX_NUMBER = 1e100
+
+#: A stored metric may differ from what R gives by this part of the largest score.
+ROUNDING = 1e-6
 
 #: Unicode's categories of control characters, invisible marks, surrogates and line separators.
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -105,22 +108,6 @@ class Failure:
     error: str
 
 
-class RunFolder(ResultFolder):
-    """Where one experiment's results go; see `ResultFolder`. It is a callback of the run, too."""
-
-    def __init__(self, path: str | os.PathLike[str], experiment: Experiment) -> None:
-        super().__init__(path, experiment.config())
-
-    def on_task(self, progress: Progress) -> None:
-        """Write the rows of R measured so far to partial.json."""
-        if progress.partial is not None:
-            write_json(self.path / "partial.json", progress.partial.described(self.config))
-
-    def save(self, result: Result) -> Run:
-        """Write the whole result, and return it as a run."""
-        return Run(self.path, self.config, self.write(result))
-
-
 def find_runs(
     paths: Iterable[str | os.PathLike[str]],
     on_damaged: Callable[[Path, str], None] | None = None,
@@ -159,11 +146,14 @@ def find_runs(
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder; ValueError says what is wrong with its files."""
-    config = _read(folder / "config.json")
-    result = _read(folder / "result.json", REQUIRED)
+    config = read_json(folder / "config.json")
+    result = read_json(folder / "result.json", REQUIRED)
     if not isinstance(config.get("settings", {}), dict):
         raise ValueError("config.json has settings that are no dictionary")
-    _check_result(result)
+    try:
+        check_result(result)
+    except ValueError as error:
+        raise ValueError(f"result.json {error}") from None
     return Run(folder, config, result)
 
 
@@ -176,8 +166,8 @@ def find_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
             if folder.resolve() in found or (folder / "result.json").exists():
                 continue
             try:
-                config = _read(folder / "config.json")
-                failure = _read(file, ("type", "message"))
+                config = read_json(folder / "config.json")
+                failure = read_json(file, ("type", "message"))
             except ValueError:
                 continue  # being written, or not gradmem's
             error = f"{failure['type']}: {failure['message']}"
@@ -216,8 +206,8 @@ def _name(value: Any) -> str:
     return reference[1] if reference else text
 
 
-def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
-    """What a run's file holds; all of `names` must be in it."""
+def read_json(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
+    """The dictionary in a JSON file; ValueError unless it is whole and has all of `names`."""
     try:
         value = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except OSError as error:
@@ -248,40 +238,60 @@ def _is_deeper(value: Any, levels: int) -> bool:
     )
 
 
-def _check_result(result: dict[str, Any]) -> None:
-    """Raise ValueError if an entry that tables or pictures use has a wrong type or size."""
+def check_result(result: dict[str, Any]) -> None:
+    """Raise ValueError if an entry that tables or pictures use is wrong, or contradicts R."""
     for name in ("acc", "bwt", "fwt", "seconds", *COUNTS):
         if result.get(name) is not None and _numbers(result[name], 0) is None:
-            raise ValueError(f"result.json has no number for {name}")
+            raise ValueError(f"has no number for {name}")
     R = _matrix("R", result["R"])
     curves = result["curves"]
     if not isinstance(curves, dict) or not {"examples", "accuracy"} <= set(curves):
-        raise ValueError("result.json has no learning curves")
+        raise ValueError("has no learning curves")
     points = _matrix("curves", curves["accuracy"])
     examples = _numbers(curves["examples"], 1)
     if examples is None or points.shape != (len(examples), R.shape[1]):
-        raise ValueError("result.json has learning curves of another size than R")
+        raise ValueError("has learning curves of another size than R")
     if result.get("baseline") is not None:
         baseline = _numbers(result["baseline"], 1)
         if baseline is None or len(baseline) != R.shape[1]:
-            raise ValueError("result.json has no baseline for each column of R")
+            raise ValueError("has no baseline for each column of R")
     learned = result.get("learned")
     if learned is not None and not (
         isinstance(learned, list)
         and len(learned) == len(R)
         and all(task is None or task in range(R.shape[1]) for task in learned)
     ):
-        raise ValueError("result.json has no task for each row of R in learned")
+        raise ValueError("has no task for each row of R in learned")
     if not isinstance(result.get("tasks") or [], list):
-        raise ValueError("result.json has no list of tasks")
+        raise ValueError("has no list of tasks")
     if not isinstance(result.get("versions") or {}, dict):
-        raise ValueError("result.json has versions that are no dictionary")
+        raise ValueError("has versions that are no dictionary")
+    _check_metrics(result, R)
+
+
+def _check_metrics(result: dict[str, Any], R: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    """Raise ValueError if acc, bwt or fwt is not what R gives."""
+    learned, baseline = result.get("learned"), result.get("baseline")
+    known = ["acc"]
+    if learned is not None or len(R) == R.shape[1]:
+        known += ["bwt"] if baseline is None else ["bwt", "fwt"]
+    else:
+        learned = [None] * len(R)
+    metrics = transfer_metrics(R, np.zeros(R.shape[1]) if baseline is None else baseline, learned)
+    for name in known:
+        found, right = result[name], plain(getattr(metrics, name))
+        if found != right and not (
+            found is not None
+            and right is not None
+            and abs(found - right) <= ROUNDING * max(1.0, np.abs(R).max())
+        ):
+            raise ValueError(f"has {name} {found}, but its R gives {right}")
 
 
 def _matrix(name: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     matrix = _numbers(values, 2)
     if matrix is None:
-        raise ValueError(f"result.json has no matrix of numbers for {name}")
+        raise ValueError(f"has no matrix of numbers for {name}")
     return matrix
 
 
