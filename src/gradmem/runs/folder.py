@@ -15,7 +15,7 @@ import numpy as np
 
 from gradmem.evaluation import Progress, Result
 from gradmem.evaluation.result import ResultFolder
-from gradmem.files import plain, write_json
+from gradmem.files import plain, read_json, write_json
 from gradmem.runs.experiment import Experiment
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Failure",
     "Run",
     "RunFolder",
+    "check_result",
     "find_failures",
     "find_runs",
     "newest",
@@ -32,9 +33,6 @@ __all__ = [
 
 #: What is read of every run.
 REQUIRED = ("R", "acc", "bwt", "fwt", "seconds", "curves")
-
-#: How deeply lists and dictionaries may be nested in a file.
-MAX_DEPTH = 20
 
 #: Larger numbers are refused, since their squares would overflow.
 MAX_NUMBER = 1e100
@@ -163,7 +161,7 @@ def read_run(folder: Path) -> Run:
     result = _read(folder / "result.json", REQUIRED)
     if not isinstance(config.get("settings", {}), dict):
         raise ValueError("config.json has settings that are no dictionary")
-    _check_result(result)
+    check_result(result)
     return Run(folder, config, result)
 
 
@@ -218,37 +216,14 @@ def _name(value: Any) -> str:
 
 def _read(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     """What a run's file holds; all of `names` must be in it."""
-    try:
-        value = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
-    except OSError as error:
-        raise ValueError(f"{path.name}: {error.strerror}") from error
-    except RecursionError:
-        value = None
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not whole: {error}") from error
-    else:
-        if not isinstance(value, dict):
-            raise ValueError(f"{path.name} has no dictionary")
-    if value is None or _is_deeper(value, MAX_DEPTH):
-        raise ValueError(f"{path.name} has lists nested too deeply")
+    value = read_json(path, path.name)
     missing = [name for name in names if name not in value]
     if missing:
         raise ValueError(f"{path.name} has no {', '.join(missing)}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number")
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value
-    return isinstance(value, dict | list) and (
-        levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
-    )
-
-
-def _check_result(result: dict[str, Any]) -> None:
+def check_result(result: dict[str, Any]) -> None:
     """Raise ValueError if an entry that tables or pictures use has a wrong type or size."""
     for name in ("acc", "bwt", "fwt", "seconds", *COUNTS):
         if result.get(name) is not None and _numbers(result[name], 0) is None:
