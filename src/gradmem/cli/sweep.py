@@ -15,7 +15,7 @@ from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.evaluation.result import check_folder
 from gradmem.files import read_json
 from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
-from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, final_numbers
+from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, check_grids, final_numbers
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["sweep_command"]
@@ -103,10 +103,9 @@ def sweep_command(
     where = where or Path(
         "sweeps", "-".join(lookup.shown(lookup.benchmark_reference(name)) for name in names)
     )
-    known = _read_grid(grid)
     grids = {}
     for name in names:
-        grids[name], more = _grid(name, known, learners, assigned or [])
+        grids[name], more = _grid(name, grid, learners, assigned or [])
         common = {**common, **more}
     store = Store(where)
     if not store.exists() or store.sweep().common.get("data") != common.get("data"):
@@ -170,7 +169,7 @@ def _numbers(
 
 def _grid(
     benchmark: str,
-    known: dict[str, Any] | None,
+    file: str | None,
     learners: str | None,
     assigned: list[str],
 ) -> tuple[dict[str, Grid], dict[str, Any]]:
@@ -179,17 +178,10 @@ def _grid(
     A setting that is typed has one value to try.
     """
     chosen = None if learners is None else options.names_in(learners)
-    if known is None:
+    if file is None or file == "paper":
         found = grid_of(benchmark, chosen)
     else:
-        if chosen is None and (others := [name for name in known if not lookup.is_given(name)]):
-            raise ValueError(
-                f"--grid names {others[0]!r:.100}, which is not gradmem's: code that a file names "
-                "is run only if --learners names it, too"
-            )
-        names = known if chosen is None else chosen
-        found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
-        found = grid_of(benchmark, found)
+        found = _read_grid(file, benchmark, chosen)
     settings, stream = options.read_settings(benchmark, found, assigned)
     names_of = lookup.short_names(map(lookup.learner_reference, found))
     fixed = {
@@ -199,10 +191,21 @@ def _grid(
     return {learner: {**found[learner], **fixed[learner]} for learner in found}, stream
 
 
-def _read_grid(file: str | None) -> dict[str, Any] | None:
-    """The grids in a JSON file; None for the benchmark's own."""
-    if file is None or file == "paper":
-        return None
+def _read_grid(file: str, benchmark: str, chosen: list[str] | None) -> dict[str, Grid]:
+    """The grids in a JSON file of the learners that are chosen; of all if None are."""
     if not Path(file).is_file():
         raise ValueError(f'--grid must be "paper" or a JSON file, got {file!r}')
-    return read_json(Path(file))
+    try:
+        known = read_json(Path(file), "it")
+        others = [name for name in known if not lookup.is_given(name)]
+        if chosen is None and others:
+            raise ValueError(
+                f"it names {others[0]!r:.100}, which is not gradmem's. Code that a file names is "
+                "run only if you name it, too: --learners"
+            )
+        names = list(known) if chosen is None else chosen
+        found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
+        (checked,) = check_grids({benchmark: grid_of(benchmark, found)}).values()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is no grid: {error!s:.1000}") from error
+    return {**checked}

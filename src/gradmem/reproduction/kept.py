@@ -164,7 +164,10 @@ def _read(file: Path) -> Kept:
 
 def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     config = {name: about[name] for name in ("benchmark", "learner", "settings", "data", *COMMON)}
-    result = {name: value for name, value in run.items() if name not in ("seed", "alone")}
+    # What follows from R is computed again, not read.
+    computed = ("acc", "bwt", "fwt")
+    left = ("seed", "alone", *computed)
+    result = {name: value for name, value in run.items() if name not in left}
     if not 0 <= run["machine"] < len(about["machines"]):
         raise ValueError(f"it has no machine {run['machine']}")
     T = about["n_tasks"] or N_TASKS
@@ -175,10 +178,9 @@ def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     accuracy = [run["baseline"], *run["R"]]
     check_result(result | {"curves": {"examples": about["examples"], "accuracy": accuracy}})
     R, baseline = np.array(run["R"]), np.array(run["baseline"])
-    # What follows from R is computed again, not read.
     learned = [None] if about["shuffled"] else range(len(R))
     metrics = transfer_metrics(R, baseline, learned)
-    result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
+    result |= {name: getattr(metrics, name) for name in computed}
     result["curves"] = {"examples": about["examples"], "accuracy": [baseline, *R]}
     return Run(file, config | {"seed": run["seed"]}, result)
 

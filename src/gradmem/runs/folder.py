@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import unicodedata
@@ -229,6 +230,9 @@ def check_result(result: dict[str, Any]) -> None:
         if result.get(name) is not None and _numbers(result[name], 0) is None:
             raise ValueError(f"result.json has no number for {name}")
     R = _matrix("R", result["R"])
+    acc = result.get("acc")
+    if acc is not None and not math.isclose(acc, R[-1].mean(), rel_tol=1e-6, abs_tol=1e-9):
+        raise ValueError("result.json has an acc that is not the mean of R's last row")
     curves = result["curves"]
     if not isinstance(curves, dict) or not {"examples", "accuracy"} <= set(curves):
         raise ValueError("result.json has no learning curves")

@@ -13,7 +13,7 @@ from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
-__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "final_numbers"]
+__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "check_grids", "final_numbers"]
 
 #: Setting → the values to try.
 Grid = Mapping[str, Sequence[Any]]
@@ -82,7 +82,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         one_of("select", self.select, MODES)
-        object.__setattr__(self, "grids", _checked(self.grids))
+        object.__setattr__(self, "grids", check_grids(self.grids))
         object.__setattr__(self, "seeds", _seeds("seeds", self.seeds))
         final = self.final_seeds
         if not final:
@@ -210,6 +210,11 @@ class Sweep:
                     f"it names {name!r:.100}, which is not gradmem's. Code that a file names is "
                     "run only if you name it, too: give the sweep's whole command again"
                 )
+        common = value.get("common", {})
+        for name in common if isinstance(common, Mapping) else ():
+            items = common[name] if isinstance(common[name], list) else [common[name]]
+            if any(isinstance(item, dict | list) for item in items):
+                raise ValueError(f"{name!r:.100} in common must be a number, a text or a list")
         return cls(**value)
 
 
@@ -237,7 +242,7 @@ def _seeds(name: str, seeds: Iterable[int]) -> tuple[int, ...]:
     return numbers
 
 
-def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
+def check_grids(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """The grids as plain data; every name in them is known, and every setting has values."""
     if not isinstance(grids, Mapping) or not grids:
         raise ValueError(

@@ -68,7 +68,7 @@ class Store:
         try:
             return Sweep.from_json(read_json(file, "it"))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from None
+            raise ValueError(f"{file} cannot be read: {error!s:.1000}") from None
 
     def folder(self, key: str) -> Path:
         return self.path / "runs" / key
