@@ -42,7 +42,7 @@ from gradmem.reproduction.kept import load
 from gradmem.reproduction.page import page_text
 from gradmem.reproduction.search import load_searches
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import RunFolder, find_failures, find_runs
+from gradmem.runs.folder import Failure, RunFolder, find_failures, find_runs
 from gradmem.sweeps import Store, Sweep, check_settings
 from gradmem.sweeps.selection import select
 from tests import cifar
@@ -323,7 +323,9 @@ class Sweeps(Reader):
         self.named = True
         self.store.log()
         for experiment in self.planned:
-            self.store.outcome(experiment)
+            outcome = self.store.outcome(experiment)
+            text = outcome.error if isinstance(outcome, Failure) else outcome.name
+            assert all(line.isprintable() for line in text.split("\n")), text
         for experiment in self.store.sweep().experiments():
             assert "/" not in experiment.config()["learner"]
         self.named = False  # errors may be about the data that the sweep names

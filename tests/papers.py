@@ -89,13 +89,14 @@ def keep_like_published(folder, settings, seeds=5, shift=0.0, noise=0.02, **chan
     random = np.random.default_rng(0)
     for setting in settings:
         entry = appendix_b()[setting.benchmark][setting.learner]
-        R = np.array(entry["R"][-1:] if setting.shuffled else entry["R"])
+        T = changes.get("n_tasks", 20)
+        R = np.array(entry["R"][-1:] if setting.shuffled else entry["R"])[:T, :T]
         runs = [
             made_up(
                 setting,
                 seed,
                 np.clip(R + shift + random.normal(0, noise, R.shape), 0, 1),
-                np.clip(np.array(entry["baseline"]) + random.normal(0, noise, 20), 0, 1),
+                np.clip(np.array(entry["baseline"][:T]) + random.normal(0, noise, T), 0, 1),
                 seconds=10 + random.random(),
                 **changes,
             )

@@ -21,7 +21,7 @@ from typing import Any
 from gradmem.evaluation import Result
 from gradmem.files import read_json, write_json
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.folder import Failure, Run, RunFolder, read_run
+from gradmem.runs.folder import Failure, Run, RunFolder, printable, read_run
 from gradmem.sweeps.plan import Sweep
 
 __all__ = ["Store"]
@@ -104,7 +104,8 @@ class Store:
         if self.is_finished(experiment.key):
             return self.run(experiment.key)
         found = self.failure(experiment.key)
-        error = f"{found['type']}: {found['message']}"
+        lines = f"{found['type']}: {found['message']}".splitlines()
+        error = "\n".join(map(printable, lines))
         return Failure(self.folder(experiment.key), experiment.config(), error)
 
     @contextmanager
