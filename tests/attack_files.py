@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gzip
 import json
 import lzma
@@ -34,6 +35,7 @@ from unittest import mock
 import numpy as np
 
 import gradmem
+from gradmem.benchmarks import lookup
 from gradmem.cli import sweep as sweep_cli
 from gradmem.data import DataError, load_cifar100, load_mnist, mnist
 from gradmem.reports import markdown_table, summarize
@@ -188,9 +190,9 @@ def mutated_tar(content: bytes, rng: random.Random) -> bytes:
 
 def packed(content: bytes, rng: random.Random) -> bytes:
     """An archive as it is, or compressed, perhaps with damage done to that."""
-    made = rng.choice([lambda b: b, lambda b: gzip.compress(b, 1), lambda b: lzma.compress(b)])(
-        content
-    )
+    made = rng.choice(
+        [lambda b: b, lambda b: gzip.compress(b, 1), lambda b: lzma.compress(b, preset=0)]
+    )(content)
     return mutated_bytes(made, rng) if rng.random() < 0.2 else made
 
 
@@ -371,7 +373,7 @@ class Grids(Reader):
         grids = {"mnist-rotations": grid}
         planned = Sweep(grids, (0,), common={"data": "sample", "n_tasks": 2}).experiments()
         self.turn += 1
-        if self.turn % 10 == 1 and len(planned) < 100:
+        if self.turn % 100 == 1 and len(planned) < 100:  # it takes longer
             check_settings(planned)
 
 
@@ -452,6 +454,7 @@ def main(name: str, n: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_MEMORY, resource.RLIM_INFINITY))
     sys.addaudithook(_watch)
     warnings.simplefilter("error")
+    lookup.setting_parameters = functools.cache(lookup.setting_parameters)  # which takes long
     failed = False
     for one in READERS if name == "all" else [name]:
         begin = time.perf_counter()

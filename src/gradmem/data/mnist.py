@@ -126,14 +126,16 @@ def _sample() -> Images:
 
 def _find(folder: Path) -> dict[str, Path]:
     """The files in the first place that has all four, else in the one that has the most."""
-    found = []
+    found: list[dict[str, Path]] = []
     for place in PLACES:
-        paths = {}
+        paths: dict[str, Path] = {}
         for key, file in FILES.items():
             names = (file.name, file.name.replace("-idx", ".idx"))
             options = [folder / place / (name + end) for name in names for end in ("", ".gz")]
             if path := next((path for path in options if path.is_file()), None):
                 paths[key] = path
+        if len(paths) == len(FILES):
+            return paths
         found.append(paths)
     return max(found, key=len)
 
