@@ -79,7 +79,8 @@ def sweep_command(
 
     gradmem sweep --benchmark mnist-rotations --learners single,gem --data sample --out my-sweep
 
-    gradmem sweep my-sweep    goes on where it was stopped; several may work in one folder
+    gradmem sweep my-sweep    goes on where it was stopped; several may work in one folder.
+    With parts of your own, give the whole command again: a file makes no code run.
     """
     if folder is not None and out is not None and folder != out:
         raise ValueError(f"a sweep has one folder, got {folder} and --out {out}")
