@@ -19,11 +19,12 @@ from gradmem.cli import sweep as sweep_cli
 from gradmem.data import DataError, fetch, load_cifar100, load_mnist
 from gradmem.data.idx import MOST_LABELS
 from gradmem.files import MOST_BYTES, MOST_VALUES, read_json, write_json
+from gradmem.reproduction.search import load_searches
 from gradmem.runs.folder import find_runs
 from gradmem.sweeps import Store, Sweep, select
 from gradmem.sweeps.plan import MOST_RUNS
 from tests import cifar
-from tests.attack_files import READERS
+from tests.attack_files import KEPT, READERS
 from tests.memory import growth, measured
 from tests.synthetic import write_run
 from tests.test_data import TINY, idx
@@ -210,3 +211,15 @@ def test_a_server_cannot_fill_the_disk(tmp_path, monkeypatch):
     finally:
         web.close()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+# Kept results ---------------------------------------------------------------------------------
+
+
+def test_a_kept_search_with_an_acc_whose_square_overflows_is_refused(tmp_path):
+    path = tmp_path / "grid-mnist-rotations.json"
+    found = json.loads((KEPT / path.name).read_text())
+    found["choices"][0]["test"][0]["acc"] = 1e300
+    write_json(path, found)
+    with pytest.raises(ValueError, match=rf"{path} is no kept search: single has an acc that is"):
+        load_searches(tmp_path)

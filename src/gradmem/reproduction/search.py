@@ -11,6 +11,7 @@ from gradmem.files import misfit, read_json, write_json
 from gradmem.published import grids
 from gradmem.reproduction.kept import check_texts
 from gradmem.reproduction.plan import BENCHMARKS, Conditions
+from gradmem.runs.folder import MAX_NUMBER
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
 from gradmem.sweeps.plan import final_numbers
 from gradmem.validation import one_of
@@ -123,6 +124,8 @@ def _read(file: Path) -> dict[str, Any]:
             needed = dict.fromkeys(known.get(choice["learner"], ()), object)
             if problem := misfit(choice["settings"], needed, f"{choice['learner']}'s settings"):
                 raise ValueError(problem)
+            if not all(abs(run["acc"] or 0) < MAX_NUMBER for run in choice["test"]):
+                raise ValueError(f"{choice['learner']} has an acc that is too large")
     except ValueError as error:
         raise ValueError(f"{file} is no kept search: {error}") from error
     return found
