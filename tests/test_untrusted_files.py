@@ -150,6 +150,12 @@ def test_a_sweep_whose_common_part_is_wrong_is_refused_when_it_is_read(tmp_path)
 # Data -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("read", [load_mnist, load_cifar100])
+def test_a_folder_whose_name_is_too_long_is_no_folder(read):
+    with pytest.raises(DataError, match="data must be .*'9999"):
+        read("9" * 5000)
+
+
 def test_labels_are_bounded_before_they_take_eight_bytes_each(tmp_path):
     for name, content in TINY.items():
         (tmp_path / name).write_bytes(content)

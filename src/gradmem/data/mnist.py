@@ -95,9 +95,9 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     if data == "sample":
         return _sample()
     folder = Path(data).expanduser()
-    if not data or not folder.is_dir():
+    if not data or not os.path.isdir(folder):  # also False if the name is too long
         raise DataError(
-            f'data must be "sample", a folder or None; {str(data)!r} is no folder. {ADVICE}'
+            f'data must be "sample", a folder or None; {str(data)!r:.200} is no folder. {ADVICE}'
         )
     paths = _find(folder)
     if missing := [file.name for key, file in FILES.items() if key not in paths]:
