@@ -152,7 +152,7 @@ def test_a_sweep_whose_common_part_is_wrong_is_refused_when_it_is_read(tmp_path)
 
 @pytest.mark.parametrize("read", [load_mnist, load_cifar100])
 def test_a_folder_whose_name_is_too_long_is_no_folder(read):
-    with pytest.raises(DataError, match="data must be .*'9999"):
+    with pytest.raises(DataError, match=r"data must be .*'9999"):
         read("9" * 5000)
 
 
