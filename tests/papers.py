@@ -90,13 +90,13 @@ def keep_like_published(folder, settings, seeds=5, shift=0.0, noise=0.02, **chan
     for setting in settings:
         entry = appendix_b()[setting.benchmark][setting.learner]
         T = changes.get("n_tasks", 20)
-        R = np.array(entry["R"])[-1 if setting.shuffled else 0 :][:T, :T]
+        R = np.array(entry["R"][-1:] if setting.shuffled else entry["R"])[:T, :T]
         runs = [
             made_up(
                 setting,
                 seed,
                 np.clip(R + shift + random.normal(0, noise, R.shape), 0, 1),
-                np.clip(np.array(entry["baseline"])[:T] + random.normal(0, noise, T), 0, 1),
+                np.clip(np.array(entry["baseline"][:T]) + random.normal(0, noise, T), 0, 1),
                 seconds=10 + random.random(),
                 **changes,
             )

@@ -129,7 +129,7 @@ def test_idx_values_come_back_in_order(tmp_path, gz):
         (idx((2, 3), magic=b"\0\1\x08"), "not an IDX file"),
         (idx((2, 3), magic=b"\0\0\x0d"), "type 0x0d"),
         (idx((2, 3, 1)), "has 3 dimensions; expected 2"),
-        (idx((2**15, 2**15), b"x"), "is truncated: .* it has 1"),
+        (idx((2**15, 2**15), b"x"), "is truncated: .* its size is 13 bytes"),
         (idx((2**15, 2**15 + 1), b"x"), "is too large: .* at most 1073741824 are read"),
         (idx((2**32 - 1, 2**32 - 1), b"x"), "is too large"),
     ],
@@ -302,13 +302,13 @@ def test_the_sample_holds_no_digit_twice():
     assert len(both.unique(dim=0)) == 5000
 
 
-@pytest.mark.parametrize("kept", [0, 5_000, -60])
+@pytest.mark.parametrize("kept", [0, 5_000, 1_000_000, -60])
 def test_a_damaged_sample_is_named(tmp_path, monkeypatch, kept):
     good = resources("gradmem.data").joinpath("sample", "mnist.npz").read_bytes()
     (tmp_path / "sample").mkdir()
     (tmp_path / "sample" / "mnist.npz").write_bytes(good[:kept] + bytes(9) + good[kept + 9 :])
     monkeypatch.setattr(mnist, "resources", lambda _: tmp_path)
-    with pytest.raises(DataError, match=r"mnist\.npz cannot be read: "):
+    with pytest.raises(DataError, match=r"mnist\.npz cannot be read: wrong content"):
         load_mnist("sample")
 
 

@@ -312,9 +312,11 @@ def test_the_sweep_command_takes_them_and_makes_a_page(own):
     assert Path("swept", "report.html").exists()
     chosen = json.loads(Path("swept", "chosen.json").read_text())["choices"]
     assert {choice["learner"] for choice in chosen} == {"single", "own_benchmark:Boxed"}
-    tried = Store("swept").sweep().grids["own_benchmark:digits"]
+    tried = json.loads(Path("swept", "sweep.json").read_text())["grids"]["own_benchmark:digits"]
     assert tried["own_benchmark:Boxed"] == {"lr": [0.1], "box": [0.5, 1.0], "memories": [20]}
-    assert "final: 2 of 2 runs" in gradmem("sweep", "swept")
+    assert "final: 2 of 2 runs" in gradmem(*sweep, "--set", "memories=20", "--out", "swept")
+    said = gradmem("sweep", "swept", code=2)  # a file does not make code run
+    assert "sweep.json cannot be read: it names 'own_benchmark:digits', which is not" in said
 
 
 def test_settings_are_listed_and_wrong_ones_are_named(own):

@@ -35,7 +35,7 @@ def non_negative(name: str, value: Any) -> float:
     """`value` as a finite float of at least 0."""
     number = _number(name, value)
     if number < 0:
-        raise ValueError(f"{name} must not be negative, got {value!r}")
+        raise ValueError(f"{name} must not be negative, got {value!r:.100}")
     return number
 
 
@@ -43,7 +43,7 @@ def positive(name: str, value: Any) -> float:
     """`value` as a finite float above 0."""
     number = _number(name, value)
     if number <= 0:
-        raise ValueError(f"{name} must be above 0, got {value!r}")
+        raise ValueError(f"{name} must be above 0, got {value!r:.100}")
     return number
 
 
@@ -51,7 +51,7 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """`value`, which must be one of `choices`."""
     choices = list(choices)
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r:.100}")
     return str(value)
 
 
@@ -60,7 +60,7 @@ def class_ids(name: str, values: Any) -> tuple[int, ...]:
     if isinstance(values, torch.Tensor | np.ndarray):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of class ids, got {values!r}")
+        raise TypeError(f"{name} must be a list of class ids, got {values!r:.100}")
     ids = sorted(non_negative_int(name, value) for value in values)
     if not ids:
         raise ValueError(f"{name} must be at least one, got none")
@@ -91,16 +91,16 @@ def descriptor(t: Any) -> Hashable:
 
 def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {value!r:.100}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+        raise ValueError(f"{name} must be at least {least}, got {value!r:.100}")
     return int(value)
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {value!r:.100}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {value!r}")
+        raise ValueError(f"{name} must be finite, got {value!r:.100}")
     return number

@@ -36,6 +36,8 @@ __all__ = [
     "code_of",
     "find_benchmark",
     "find_learner",
+    "is_given",
+    "is_own",
     "learner_reference",
     "learners_of",
     "setting_parameters",
@@ -57,6 +59,9 @@ LOCAL = "<locals>"
 
 #: The parts that were passed as objects to this process, by reference.
 _passed: dict[str, Any] = {}
+
+#: The references that led this process to a part.
+_found: set[str] = set()
 
 
 def find_benchmark(text: str) -> Benchmark:
@@ -151,6 +156,19 @@ def can_be_imported(text: str) -> bool:
     return LOCAL not in text and not text.startswith("__main__:")
 
 
+def is_own(text: str) -> bool:
+    """Whether a reference means a part of gradmem's own."""
+    return text in BENCHMARKS or text in LEARNERS
+
+
+def is_given(text: str) -> bool:
+    """Whether a reference means gradmem's own part, or one this process has used before.
+
+    A file may name such parts: no other code runs because of it.
+    """
+    return is_own(text) or text in _passed or text in _found
+
+
 def setting_parameters(kind: LearnerKind) -> dict[str, inspect.Parameter]:
     """What can be set for a learner by name: its constructor's parameters but the network.
 
@@ -209,6 +227,7 @@ def _find(what: str, text: str, known: Mapping[str, Any]) -> Any:
         kinds = Benchmark if what == "benchmark" else type
         has = [key for key, value in vars(module).items() if isinstance(value, kinds)]
         raise ValueError(f"{where} has no {name}; it has {', '.join(has) or 'none'}")
+    _found.add(text)
     return found
 
 

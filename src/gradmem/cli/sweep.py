@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,9 @@ from gradmem.cli.console import console, say
 from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.evaluation.result_folder import check_folder
+from gradmem.files import read_json
 from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
-from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, final_numbers
+from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, check_grids, final_numbers
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["sweep_command"]
@@ -79,7 +79,8 @@ def sweep_command(
 
     gradmem sweep --benchmark mnist-rotations --learners single,gem --data sample --out my-sweep
 
-    gradmem sweep my-sweep    goes on where it was stopped; several may work in one folder
+    gradmem sweep my-sweep    goes on where it was stopped; several may work in one folder.
+    With parts of your own, give the whole command again: a file makes no code run.
     """
     if folder is not None and out is not None and folder != out:
         raise ValueError(f"a sweep has one folder, got {folder} and --out {out}")
@@ -103,14 +104,13 @@ def sweep_command(
     where = where or Path(
         "sweeps", "-".join(lookup.shown(lookup.benchmark_reference(name)) for name in names)
     )
+    grids = {}
+    for name in names:
+        grids[name], more = _grid(name, grid, learners, assigned or [])
+        common = {**common, **more}
     store = Store(where)
     if not store.exists() or store.sweep().common.get("data") != common.get("data"):
         common = options.absolute(common)
-    known = _read_grid(grid)
-    grids = {}
-    for name in names:
-        grids[name], more = _grid(name, known, learners, assigned or [])
-        common = {**common, **more}
     _run(where, Sweep(grids, common=common, **_numbers(**asked)), workers, retry_failed)
 
 
@@ -121,7 +121,8 @@ def _run(where: Path, plan: Sweep | None, workers: int | None, retry_failed: boo
             done = run_sweep(where, plan, executor, retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
-            again = f"`gradmem sweep {where}`" if Store(where).exists() else "The same command"
+            short = Store(where).exists() and not (plan and plan.others)
+            again = f"`gradmem sweep {where}`" if short else "The same command"
             say(f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
@@ -169,7 +170,7 @@ def _numbers(
 
 def _grid(
     benchmark: str,
-    known: dict[str, Any] | None,
+    file: str | None,
     learners: str | None,
     assigned: list[str],
 ) -> tuple[dict[str, Grid], dict[str, Any]]:
@@ -178,12 +179,10 @@ def _grid(
     A setting that is typed has one value to try.
     """
     chosen = None if learners is None else options.names_in(learners)
-    if known is None:
+    if file is None or file == "paper":
         found = grid_of(benchmark, chosen)
     else:
-        names = known if chosen is None else chosen
-        found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
-        found = grid_of(benchmark, found)
+        found = _read_grid(file, benchmark, chosen)
     settings, stream = options.read_settings(benchmark, found, assigned)
     names_of = lookup.short_names(map(lookup.learner_reference, found))
     fixed = {
@@ -193,16 +192,21 @@ def _grid(
     return {learner: {**found[learner], **fixed[learner]} for learner in found}, stream
 
 
-def _read_grid(file: str | None) -> dict[str, Any] | None:
-    """The grids in a JSON file; None for the benchmark's own."""
-    if file is None or file == "paper":
-        return None
+def _read_grid(file: str, benchmark: str, chosen: list[str] | None) -> dict[str, Grid]:
+    """The grids in a JSON file of the learners that are chosen; of all if None are."""
+    if not Path(file).is_file():
+        raise ValueError(f'--grid must be "paper" or a JSON file, got {file!r}')
     try:
-        known = json.loads(Path(file).read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f'--grid must be "paper" or a JSON file, got {file!r}') from None
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
-    if not isinstance(known, dict):
-        raise ValueError(f'{file} must hold {{"learner": {{"setting": [values]}}}}')
-    return known
+        known = read_json(Path(file), "it")
+        others = [name for name in known if not lookup.is_given(name)]
+        if chosen is None and others:
+            raise ValueError(
+                f"it names {others[0]!r:.100}, which is not gradmem's. Code that a file names is "
+                "run only if you name it, too: --learners"
+            )
+        names = list(known) if chosen is None else chosen
+        found = {name: known[one_of("a learner in the grid", name, known)] for name in names}
+        (checked,) = check_grids({benchmark: grid_of(benchmark, found)}).values()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is no grid: {error!s:.1000}") from error
+    return {**checked}

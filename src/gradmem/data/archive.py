@@ -19,8 +19,10 @@ __all__ = ["read_members"]
 CHUNK = 1 << 16
 #: The most an archive may unpack to; CIFAR-100's unpacks to 186 million bytes.
 MOST_BYTES = 1 << 28
+#: The most memory for unpacking xz; `xz -9` asks for 65 MiB.
+MOST_MEMORY = 1 << 27
 
-Plain = io.BufferedIOBase | gzip.GzipFile | lzma.LZMAFile
+Plain = io.BufferedIOBase | gzip.GzipFile
 
 
 def read_members(paths: Sequence[Path], names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -68,7 +70,7 @@ def _decompressed(stream: io.BufferedReader[_Joined]) -> Plain:
     if start.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=stream)
     if start.startswith(b"\xfd7zXZ\0"):
-        return lzma.LZMAFile(stream)
+        return io.BufferedReader(_Unxz(stream), CHUNK)
     return stream
 
 
@@ -87,6 +89,29 @@ class _Member(io.RawIOBase):
             raise tarfile.ReadError("it is truncated")
         self._left -= n
         return n
+
+
+class _Unxz(io.RawIOBase):
+    """What an xz file holds. `lzma.LZMAFile` takes as much memory as the file asks for."""
+
+    def __init__(self, stream: io.BufferedReader[_Joined]) -> None:
+        self._stream = stream
+        self._xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._xz.eof:
+            packed = self._stream.read(CHUNK) if self._xz.needs_input else b""
+            if self._xz.needs_input and not packed:
+                raise EOFError("it is truncated")
+            if data := self._xz.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+        if self._xz.unused_data or self._stream.read(1):
+            raise lzma.LZMAError("it goes on after its end")
+        return 0
 
 
 class _Joined(io.RawIOBase):

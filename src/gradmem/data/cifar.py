@@ -129,11 +129,11 @@ def load_cifar100(data: Images | str | os.PathLike[str] | None = None) -> Images
     if not isinstance(data, str | os.PathLike):
         raise TypeError(f"data must be a folder, an archive, Images or None, got {data!r}")
     path = Path(os.path.expanduser(data))
-    if data and path.is_file():
+    if data and os.path.isfile(path):  # also False if the name is too long
         return _read_archive([path])
-    if not data or not path.is_dir():
+    if not data or not os.path.isdir(path):
         raise DataError(
-            f"data must be a folder, an archive or None; {str(data)!r} is neither. {ADVICE}"
+            f"data must be a folder, an archive or None; {str(data)!r:.200} is neither. {ADVICE}"
         )
     if found := _from_folder(path):
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from gradmem.data.archive import MOST_BYTES, read_members
 from gradmem.data.errors import DAMAGE, DataError
@@ -260,8 +261,8 @@ def _collect(
         own.mkdir()
         for file in tuple(wanted):
             try:
-                with source.open(file.name, own) as stream:
-                    _copy(stream, scratch / file.name)
+                with source.open(file.name, own) as stream, _Capped(scratch / file.name) as copy:
+                    shutil.copyfileobj(stream, copy, 1 << 20)
                 file.check(scratch)
             except (DataError, *DAMAGE) as error:
                 problems.append(f"{file.name} from {source}: {error}")
@@ -272,14 +273,16 @@ def _collect(
     return wanted, problems
 
 
-def _copy(stream: Stream, target: Path) -> None:
-    left = MOST_BYTES
-    with open(target, "wb") as copy:
-        while chunk := stream.read(1 << 20):
-            left -= len(chunk)
-            if left < 0:
-                raise OSError(f"wrong content, it has more than {MOST_BYTES:,} bytes")
-            copy.write(chunk)
+class _Capped(io.FileIO):
+    """A new file that does not grow beyond `MOST_BYTES`, whatever a server sends."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MOST_BYTES:
+            raise OSError(f"wrong content, it has more than {MOST_BYTES:,} bytes")
+        return super().write(data)
 
 
 def _download(url: str, folder: Path) -> Path:
@@ -288,7 +291,7 @@ def _download(url: str, folder: Path) -> Path:
     import requests
 
     target = folder / url.rpartition("/")[2]
-    with _progress_bar(target.name) as bar:
+    with _progress_bar(target.name) as bar, _Capped(target) as file:
         get = pooch.HTTPDownloader(
             progressbar=bar,
             chunk_size=1 << 16,
@@ -297,7 +300,7 @@ def _download(url: str, folder: Path) -> Path:
             headers={"Accept-Encoding": "identity"},
         )
         try:
-            get(url, str(target), None)
+            get(url, file, None)
         except (requests.ConnectionError, requests.Timeout) as error:
             raise SourceError(_reason(error)) from error
     return target

@@ -21,6 +21,10 @@ __all__ = ["read_idx"]
 UNSIGNED_BYTE = 0x08
 #: The largest array that is read. MNIST has 47 million values, EMNIST 547 million.
 MOST_VALUES = 1 << 30
+#: The most labels: they take eight bytes each later. EMNIST has 814 thousand.
+MOST_LABELS = 1 << 24
+#: The most bytes that one byte of a .gz file can stand for.
+MOST_UNPACKED = 1032
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
@@ -39,8 +43,12 @@ def read_idx(path: Path, ndim: int) -> Tensor:
     ):
         shape = _shape(path, stream.read(4 + 4 * ndim), ndim)
         says = f"its header says {' x '.join(map(str, shape))} = {math.prod(shape)} values"
-        if math.prod(shape) > MOST_VALUES:
-            raise DataError(f"{path} is too large: {says}, at most {MOST_VALUES} are read")
+        most = MOST_LABELS if ndim == 1 else MOST_VALUES
+        if math.prod(shape) > most:
+            raise DataError(f"{path} is too large: {says}, at most {most} are read")
+        size = path.stat().st_size
+        if math.prod(shape) > size * (MOST_UNPACKED if path.suffix == ".gz" else 1):
+            raise DataError(f"{path} is truncated: {says}, its size is {size} bytes")
         values = np.empty(shape, np.uint8)
         if (found := _fill(values, stream)) < values.size:
             raise DataError(f"{path} is truncated: {says}, it has {found}")

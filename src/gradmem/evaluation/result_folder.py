@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradmem.files import plain, write_json
+from gradmem.files import plain, read_json, write_json
 
 __all__ = ["ResultFolder", "check_folder"]
 
@@ -32,9 +31,9 @@ class ResultFolder:
         held = [name for name in names if (self.path / name).exists()]
         if held and not overwrite:
             try:
-                known = json.loads((self.path / "config.json").read_text("utf-8"))
-            except (OSError, ValueError, RecursionError):
-                known = None
+                known = read_json(self.path / "config.json")
+            except ValueError:
+                known = {}
             if known != self.config:
                 raise ValueError(
                     f"{self.path} holds the result of another experiment ({held[0]}): choose "
@@ -47,8 +46,8 @@ class ResultFolder:
         if overwrite or not file.exists():
             return
         try:
-            known = json.loads(file.read_text("utf-8")).get("R")
-        except (OSError, ValueError, RecursionError, AttributeError):
+            known = read_json(file).get("R")
+        except ValueError:
             known = None
         if known != plain(R):
             raise ValueError(

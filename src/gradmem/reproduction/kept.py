@@ -12,20 +12,40 @@ from typing import Any
 import numpy as np
 
 from gradmem.evaluation.metrics import transfer_metrics
-from gradmem.files import plain, write_whole
+from gradmem.files import misfit, plain, read_json, write_whole
 from gradmem.reports import Row
-from gradmem.reproduction.plan import BENCHMARKS, SAMPLE, WHOLE, Conditions, Setting
-from gradmem.reproduction.text import command_text, machine_text, setting_text, settings_text
-from gradmem.runs.read_folder import Run, check_result, read_json
-from gradmem.validation import one_of
+from gradmem.reproduction.plan import BENCHMARKS, N_TASKS, SAMPLE, WHOLE, Conditions, Setting
+from gradmem.runs.read_folder import Run, check_result
+from gradmem.validation import one_of, positive_int
 
-__all__ = ["Kept", "keep", "load"]
+__all__ = ["Kept", "check_texts", "keep", "load"]
 
 #: Accuracies are kept with so many digits: MNIST's test sets have 10,000 images.
 DIGITS = 4
 
 #: What a file says once for all its runs, taken from their config.
 COMMON = ("epochs", "shuffled", "n_tasks", "examples_per_task", "batch_size", "device")
+
+#: What a file must hold.
+SHAPE = {
+    **dict.fromkeys(("benchmark", "learner", "device", "data", "command"), str),
+    **dict.fromkeys(("n_tasks", "examples_per_task", "batch_size"), int | None),
+    "epochs": int,
+    "shuffled": bool,
+    "changes": dict,
+    "settings": dict,
+    "machines": [{"torch": str, "gradmem": str}],
+    "examples": [int],
+    "runs": [
+        {
+            **dict.fromkeys(("seed", "machine"), int),
+            "alone": bool,
+            "seconds": int | float,
+            "R": [list],
+            "baseline": list,
+        }
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -116,47 +136,64 @@ def _rank(about: dict[str, Any], seeds: int) -> tuple[bool, int]:
 def _read_named(file: Path) -> Kept:
     try:
         return _read(file)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{file} is no kept result: {error!r}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is no kept result: {error}") from error
 
 
 def _read(file: Path) -> Kept:
-    about = read_json(file)
+    about = read_json(file, "it")
+    if problem := misfit(about, SHAPE):
+        raise ValueError(problem)
+    check_texts(about)
     runs = about.pop("runs")
+    one_of("benchmark", about["benchmark"], BENCHMARKS)
+    positive_int("epochs", about["epochs"])
+    _is_trial(about)  # raises if the sizes are wrong
+    for name, value in about["changes"].items():
+        kind = int if name in ("memories", "budget") else int | float | str
+        if problem := misfit(value, kind, f"{name} in changes"):
+            raise ValueError(problem)
     named = {name: about[name] for name in ("benchmark", "learner", "epochs", "shuffled")}
     setting = Setting(changes=tuple(about["changes"].items()), **named)
-    _check(setting, about)
     read = tuple(_run(file, about, run) for run in runs)
+    if not read:
+        raise ValueError("it has no runs")
     row = Row(setting.benchmark, read[0].name, read)
     return Kept(setting, row, tuple(bool(run["alone"]) for run in runs), about)
 
 
-def _check(setting: Setting, about: dict[str, Any]) -> None:
-    """Raise an error unless the page can be made of what the file says besides its runs."""
-    one_of("benchmark", setting.benchmark, BENCHMARKS)
-    hash((setting, about["command"]))
-    setting.slug, setting_text(setting), settings_text(about["settings"])
-    command_text(about["command"]), _is_trial(about)
-    for machine in about["machines"]:
-        machine_text(machine, about)
-
-
 def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     config = {name: about[name] for name in ("benchmark", "learner", "settings", "data", *COMMON)}
-    R, baseline = np.array(run["R"]), np.array(run["baseline"])
-    result = {name: value for name, value in run.items() if name not in ("seed", "alone")}
     # What follows from R is computed again, not read.
+    computed = ("acc", "bwt", "fwt")
+    left = ("seed", "alone", *computed)
+    result = {name: value for name, value in run.items() if name not in left}
+    if not 0 <= run["machine"] < len(about["machines"]):
+        raise ValueError(f"it has no machine {run['machine']}")
+    T = about["n_tasks"] or N_TASKS
+    rows = 1 if about["shuffled"] else T
+    if (len(run["R"]), len(run["baseline"])) != (rows, T):
+        raise ValueError(f"R must be {rows} x {T}, with a baseline for each column")
+    result["versions"] = about["machines"][run["machine"]]
+    accuracy = [run["baseline"], *run["R"]]
+    check_result(result | {"curves": {"examples": about["examples"], "accuracy": accuracy}})
+    R, baseline = np.array(run["R"]), np.array(run["baseline"])
     learned = [None] if about["shuffled"] else range(len(R))
     metrics = transfer_metrics(R, baseline, learned)
-    result |= plain({name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")})
-    result["versions"] = about["machines"][run["machine"]]
+    result |= plain({name: getattr(metrics, name) for name in computed})
     result["curves"] = {"examples": about["examples"], "accuracy": [baseline, *R]}
-    check_result(result)
-    if R.shape[1] != about["n_tasks"]:
-        raise ValueError(f"R has {R.shape[1]} columns for {about['n_tasks']} tasks")
-    if result["seconds"] is None:
-        raise ValueError("a run has no seconds")
     return Run(file, config | {"seed": run["seed"]}, result)
+
+
+def check_texts(value: Any) -> None:
+    """Raise ValueError if a text could be more than text in a page or on a terminal."""
+    if isinstance(value, dict):
+        check_texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            check_texts(item)
+    elif isinstance(value, str) and not (value.isprintable() and set(value).isdisjoint("<|`")):
+        raise ValueError(f"it has a text that is not plain: {value!a:.100}")
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -7,18 +7,36 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradmem.files import write_json
+from gradmem.files import misfit, read_json, write_json
 from gradmem.published import grids
-from gradmem.reproduction.plan import Conditions
-from gradmem.reproduction.sections import searches
-from gradmem.runs.read_folder import read_json
+from gradmem.reproduction.kept import check_texts
+from gradmem.reproduction.plan import BENCHMARKS, Conditions
+from gradmem.runs.read_folder import MAX_NUMBER
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep
 from gradmem.sweeps.plan import final_numbers
+from gradmem.validation import one_of
 
 __all__ = ["keep_search", "load_searches", "search"]
 
 #: Settings are chosen with so many seeds.
 SEEDS = 3
+
+#: What the file of a search must hold; no machine, if no run finished.
+SHAPE = {
+    **dict.fromkeys(("benchmark", "command", "device"), str),
+    "trial": bool,
+    "machine": dict,
+    "choices": [
+        {
+            "learner": str,
+            "settings": dict,
+            "considered": int,
+            "failed": int,
+            "test": [{"acc": int | float | None}],
+        }
+    ],
+}
+MACHINE = {"torch": str, "gradmem": str}
 
 
 def search(
@@ -94,10 +112,20 @@ def load_searches(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    names = ("benchmark", "command", "trial", "machine", "choices")
     try:
-        found = {"device": "cpu"} | read_json(file, names)
-        searches([found], {})  # an error if the page cannot be made of it
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is no kept search: {error!r}") from error
+        found = {"device": "cpu"} | read_json(file, "it")
+        if problem := misfit(found, SHAPE) or (
+            misfit(found["machine"], MACHINE, "machine") if found["machine"] else None
+        ):
+            raise ValueError(problem)
+        check_texts(found)
+        known = grids()[one_of("benchmark", found["benchmark"], BENCHMARKS)]
+        for choice in found["choices"]:
+            needed = dict.fromkeys(known.get(choice["learner"], ()), object)
+            if problem := misfit(choice["settings"], needed, f"{choice['learner']}'s settings"):
+                raise ValueError(problem)
+            if not all(abs(run["acc"] or 0) < MAX_NUMBER for run in choice["test"]):
+                raise ValueError(f"{choice['learner']} has an acc that is too large")
+    except ValueError as error:
+        raise ValueError(f"{file} is no kept search: {error}") from error
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
-__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "final_numbers"]
+__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "check_grids", "final_numbers"]
 
 #: Setting → the values to try.
 Grid = Mapping[str, Sequence[Any]]
@@ -27,6 +28,9 @@ MODES = {
 #: The first seed of the runs with chosen settings: other seeds than those chosen with, so that
 #: tasks, examples and first weights are new.
 FIRST_FINAL_SEED = 1000
+
+#: The most runs of a sweep. A grid of 20 kB can stand for thousands of millions.
+MOST_RUNS = 100_000
 
 #: What all runs of a sweep may have in common, beside what its benchmarks take.
 _COMMON = ("shuffled", "every", "device")
@@ -78,7 +82,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         one_of("select", self.select, MODES)
-        object.__setattr__(self, "grids", _checked(self.grids))
+        object.__setattr__(self, "grids", check_grids(self.grids))
         object.__setattr__(self, "seeds", _seeds("seeds", self.seeds))
         final = self.final_seeds
         if not final:
@@ -88,9 +92,23 @@ class Sweep:
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
+        if (runs := self._count()) > MOST_RUNS:
+            raise ValueError(
+                f"a sweep has at most {MOST_RUNS:,} runs; these grids and seeds make {runs:,}: try "
+                "fewer values at a time"
+            )
+        if not isinstance(self.common, Mapping):
+            raise TypeError(f"common must be name → value, got {self.common!r:.100}")
         options = [name for text in self.grids for name in lookup.find_benchmark(text).options]
         for name in self.common:
             one_of("a field in common", name, dict.fromkeys([*options, *_COMMON]))
+        for benchmark, learners in self.grids.items():  # whatever else is wrong with the runs
+            Experiment(benchmark, next(iter(learners)), **self.common, **self._choosing())
+
+    @property
+    def others(self) -> list[str]:
+        """The benchmarks and learners that are not gradmem's own."""
+        return [name for name in _names(self.grids) if not lookup.is_own(name)]
 
     @property
     def device(self) -> str:
@@ -108,11 +126,6 @@ class Sweep:
         follow each other and share recorded CUDA graphs; on a CPU all runs of a seed follow each
         other and share its data.
         """
-        changes: dict[str, Any] = {}
-        if self.select != "test-as-published":
-            changes["held_out"] = self.held_out
-        if self.select == "first-tasks":
-            changes["first_tasks"] = self.first_tasks
         made = []
         for benchmark, learners in self.grids.items():
             tried = [[(name, s) for s in self.settings(benchmark, name)] for name in learners]
@@ -122,10 +135,23 @@ class Sweep:
             else:
                 runs = [(one, seed) for seed in self.seeds for one in turns]
             made += [
-                Experiment(benchmark, name, settings, seed=seed, **self.common, **changes)
+                Experiment(benchmark, name, settings, seed=seed, **self.common, **self._choosing())
                 for (name, settings), seed in runs
             ]
         return made
+
+    def _choosing(self) -> dict[str, Any]:
+        """The fields of `Experiment` that say what settings are chosen on."""
+        if self.select == "test-as-published":
+            return {}
+        first = {"first_tasks": self.first_tasks} if self.select == "first-tasks" else {}
+        return {"held_out": self.held_out, **first}
+
+    def _count(self) -> int:
+        """How many runs there are, counted without making them."""
+        grids = [grid for learners in self.grids.values() for grid in learners.values()]
+        tried = sum(math.prod(map(len, grid.values())) for grid in grids)
+        return tried * len(self.seeds) + len(grids) * len(self.final_seeds)
 
     def final(self, chosen: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Experiment]:
         """The runs to report: chosen (benchmark, learner, settings), all data, the test sets."""
@@ -168,13 +194,35 @@ class Sweep:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sweep:
-        """The sweep of which `to_json` made `value`."""
+        """The sweep of which `to_json` made `value`, read from a file.
+
+        A file makes no code run: benchmarks and learners that are not gradmem's must have been
+        named or passed by this process's caller before.
+        """
         known = [f.name for f in fields(cls)]
         for name in value:
             one_of("a field of a sweep", name, known)
         if "grids" not in value:
             raise ValueError(f"a sweep has grids, got only {', '.join(value)}")
+        for name in _names(value["grids"]):
+            if not lookup.is_given(name):
+                raise ValueError(
+                    f"it names {name!r:.100}, which is not gradmem's. Code that a file names is "
+                    "run only if you name it, too: give the sweep's whole command again"
+                )
+        common = value.get("common", {})
+        for name in common if isinstance(common, Mapping) else ():
+            items = common[name] if isinstance(common[name], list) else [common[name]]
+            if any(isinstance(item, dict | list) for item in items):
+                raise ValueError(f"{name!r:.100} in common must be a number, a text or a list")
         return cls(**value)
+
+
+def _names(grids: Any) -> Iterator[str]:
+    """The benchmarks and learners in grids that may have any form."""
+    for benchmark, learners in grids.items() if isinstance(grids, Mapping) else ():
+        yield benchmark
+        yield from learners if isinstance(learners, Mapping) else ()
 
 
 def final_numbers(select: str, n: int) -> tuple[int, ...]:
@@ -184,38 +232,46 @@ def final_numbers(select: str, n: int) -> tuple[int, ...]:
 
 
 def _seeds(name: str, seeds: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(seeds, str | Mapping) or not isinstance(seeds, Iterable):
+        raise TypeError(f"{name} must be a list of numbers, got {seeds!r:.100}")
     numbers = tuple(non_negative_int("a seed", seed) for seed in seeds)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"{name} must be different numbers, at least one, got {list(numbers)}")
+        raise ValueError(
+            f"{name} must be different numbers, at least one, got {list(numbers)!r:.100}"
+        )
     return numbers
 
 
-def _checked(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
+def check_grids(grids: Any) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """The grids as plain data; every name in them is known, and every setting has values."""
     if not isinstance(grids, Mapping) or not grids:
-        raise ValueError(f"grids must be benchmark → learner → setting → values, got {grids!r}")
+        raise ValueError(
+            f"grids must be benchmark → learner → setting → values, got {grids!r:.100}"
+        )
     found: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for what, learners in grids.items():
         benchmark = lookup.benchmark_reference(what)
         if not isinstance(learners, Mapping) or not learners:
-            raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r}")
+            raise ValueError(f"the grid for {benchmark} must name a learner, got {learners!r:.100}")
         found[benchmark] = {}
         for who, grid in learners.items():
             learner = lookup.learner_reference(who)
             accepted = lookup.setting_parameters(lookup.find_learner(learner))
             allowed = [name for name in accepted if name != "seed"]
             if not isinstance(grid, Mapping):
-                raise ValueError(f"the grid of {learner} must be setting → values, got {grid!r}")
+                raise ValueError(
+                    f"the grid of {learner} must be setting → values, got {grid!r:.100}"
+                )
             for name, values in grid.items():
                 one_of(f"a setting of {learner}", name, allowed)
                 if not isinstance(values, list | tuple) or not values:
                     raise ValueError(
-                        f"{learner}'s {name} must have a list of values to try, got {values!r}"
+                        f"{learner}'s {name} must have a list of values to try, got {values!r:.100}"
                     )
                 if plain(list(values)) != list(values):
                     raise ValueError(
-                        f"{learner}'s {name} must have values that JSON can hold, got {values!r}: "
-                        "other settings belong in the benchmark"
+                        f"{learner}'s {name} must have values that JSON can hold, got "
+                        f"{values!r:.100}: other settings belong in the benchmark"
                     )
             found[benchmark][learner] = {name: list(values) for name, values in grid.items()}
     return found

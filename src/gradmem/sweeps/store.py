@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gradmem.evaluation import Result
-from gradmem.files import write_json
+from gradmem.files import read_json, write_json
 from gradmem.runs.experiment import Experiment
-from gradmem.runs.read_folder import Failure, Run, read_run
+from gradmem.runs.read_folder import Failure, Run, printable, read_run
 from gradmem.runs.write_folder import RunFolder
 from gradmem.sweeps.plan import Sweep
 
@@ -67,9 +67,9 @@ class Store:
         if not self.exists():
             raise ValueError(f"{self.path} is no sweep's folder: it has no sweep.json")
         try:
-            return Sweep.from_json(json.loads(file.read_text("utf-8")))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from None
+            return Sweep.from_json(read_json(file, "it"))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file} cannot be read: {error!s:.1000}") from None
 
     def folder(self, key: str) -> Path:
         return self.path / "runs" / key
@@ -96,8 +96,8 @@ class Store:
     def failure(self, key: str) -> dict[str, Any]:
         """What is known of a run that failed: type, message, traceback."""
         found: dict[str, Any] = {"type": "Error", "message": "unknown, failure.json cannot be read"}
-        with suppress(ValueError, TypeError):
-            found |= json.loads((self.folder(key) / "failure.json").read_text("utf-8"))
+        with suppress(ValueError):
+            found |= read_json(self.folder(key) / "failure.json")
         return found
 
     def outcome(self, experiment: Experiment) -> Run | Failure:
@@ -105,7 +105,8 @@ class Store:
         if self.is_finished(experiment.key):
             return self.run(experiment.key)
         found = self.failure(experiment.key)
-        error = f"{found['type']}: {found['message']}"
+        lines = f"{found['type']}: {found['message']}".splitlines()
+        error = "\n".join(map(printable, lines))
         return Failure(self.folder(experiment.key), experiment.config(), error)
 
     @contextmanager
@@ -174,10 +175,12 @@ class Store:
     def log(self) -> list[dict[str, Any]]:
         """The lines of log.jsonl."""
         try:
-            lines = (self.path / "log.jsonl").read_text().splitlines()
+            lines = (self.path / "log.jsonl").read_text("utf-8").splitlines()
+            return [json.loads(line) for line in lines]
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path / 'log.jsonl'} cannot be read: {error}") from error
 
     def _note(self, key: str, event: str) -> None:
         entry = {"key": key, "event": event, "pid": os.getpid(), "time": time.time()}
