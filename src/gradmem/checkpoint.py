@@ -2,7 +2,8 @@
 
 A checkpoint is a safetensors file: tensors, and in its metadata a format version, a checksum and
 the structure around the tensors as JSON. It is written beside its place, flushed and renamed, so
-that there is always a whole one.
+that there is always a whole one. Who saves again and again can leave large tensors that stay the
+same to `Parts`: files beside it that are written once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,21 @@ from torch import Tensor
 from gradmem.files import replace_whole
 from gradmem.version import __version__
 
-__all__ = ["FORMAT", "CheckpointError", "load_state", "previous_of", "save_state"]
+__all__ = [
+    "FORMAT",
+    "CheckpointError",
+    "Copied",
+    "Parts",
+    "copied",
+    "load_state",
+    "previous_of",
+    "save_state",
+]
 
 #: Rises when a reader of the former format could not read a file.
 FORMAT = 1
 #: The name by which a file is known to be one of ours.
-KIND = "gradmem checkpoint"
+KIND, PART = "gradmem checkpoint", "a part of a checkpoint"
 #: Names of what is neither a number, a text nor nothing, in the JSON.
 TENSOR, DICT, LIST, TUPLE, FLOAT = "tensor", "dict", "list", "tuple", "float"
 #: Deepest structure that is read or written.
@@ -38,11 +50,27 @@ class CheckpointError(ValueError):
     """A state that cannot be saved, or a file that cannot be loaded; says which and why."""
 
 
+@dataclass(frozen=True)
+class Copied:
+    """A state as it was when it was copied: its structure as JSON, and its tensors on the CPU."""
+
+    text: str
+    tensors: dict[str, Tensor]
+
+
+def copied(state: Mapping[str, Any]) -> Copied:
+    """Copy a state: dicts, lists and tuples of tensors, numbers and texts."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_encoded(state, tensors, "the state", 0), allow_nan=False)
+    return Copied(text, tensors)
+
+
 def save_state(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Copied,
     about: str,
     keep: Path | None = None,
+    parts: Parts | None = None,
 ) -> None:
     """Write a state: dicts, lists and tuples of tensors, numbers and texts.
 
@@ -56,51 +84,135 @@ def save_state(
         What it is the state of; `load_state` refuses to take it for something else.
     keep
         Where the file that was there is moved when the new one is whole; left out, it is replaced.
+    parts
+        Where tensors go that are the same as in the last save.
     """
     from safetensors.torch import save
 
-    tensors: dict[str, Tensor] = {}
-    text = json.dumps(_encoded(state, tensors, "the state", 0), allow_nan=False)
-    metadata = {
-        "kind": KIND,
-        "format": str(FORMAT),
-        "about": about,
-        "gradmem": __version__,
-        "torch": torch.__version__,
-        "state": text,
-        "checksum": _checksum(text, tensors),
-    }
+    state = state if isinstance(state, Copied) else copied(state)
+    digests = {name: _digest(tensor) for name, tensor in state.tensors.items()}
     try:
-        replace_whole(Path(path), save(tensors, metadata), keep)
+        elsewhere = {} if parts is None else parts.take(state.tensors, digests)
+        own = {name: one for name, one in state.tensors.items() if name not in elsewhere}
+        metadata = {
+            "kind": KIND,
+            "format": str(FORMAT),
+            "about": about,
+            "gradmem": __version__,
+            "torch": torch.__version__,
+            "state": state.text,
+            "parts": json.dumps(elsewhere),
+            "checksum": _checksum(state.text, digests),
+        }
+        replace_whole(Path(path), save(own, metadata), keep)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def load_state(path: str | os.PathLike[str], about: str) -> dict[str, Any]:
     """The state in a file that `save_state` wrote, with its tensors on the CPU."""
+    metadata, tensors = _read(Path(path), about)
+    try:
+        elsewhere = _files(metadata.get("parts", "{}"))
+        folder = Path(path).parent
+        for file in {file for file, _ in elsewhere.values()}:
+            _, found = _read(folder / file, PART)
+            tensors |= {name: found[own] for name, (one, own) in elsewhere.items() if one == file}
+        text = metadata["state"]
+        digests = {name: _digest(tensor) for name, tensor in tensors.items()}
+        if metadata["checksum"] != _checksum(text, digests):
+            raise CheckpointError(f"{path} is damaged: its checksum is another")
+        state = _decoded(json.loads(text), tensors, 0)
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds {type(state).__name__}, not a state")
+    return state
+
+
+class Parts:
+    """Files beside a checkpoint, with large tensors that were the same in two saves.
+
+    A finished task's memories are such tensors: they are written a second time, into a part, and
+    not again. Nothing is written again as long as it saves less than `LEAST` bytes.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint's folder, of which the files `part-….safetensors` are taken over.
+    """
+
+    #: Smallest tensor that goes into a part, and smallest part.
+    SMALLEST, LEAST = 1 << 16, 1 << 18
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._before: set[str] = set()
+        self._known: dict[str, str] = {}  # a tensor's digest → the file that has it
+
+    def take(self, tensors: Mapping[str, Tensor], digests: Mapping[str, str]) -> dict[str, Any]:
+        """Which tensors are in parts, name → (file, name there), after those were written."""
+        from safetensors.torch import save
+
+        large = {digests[name]: one for name, one in tensors.items() if one.nbytes >= self.SMALLEST}
+        self._known = {
+            digest: file for digest, file in self._known.items() if (self.folder / file).exists()
+        }
+        same = {d: large[d] for d in sorted(large) if d in self._before and d not in self._known}
+        if sum(tensor.nbytes for tensor in same.values()) >= self.LEAST:
+            file = f"part-{hashlib.sha256(' '.join(same).encode()).hexdigest()[:32]}.safetensors"
+            about = {"kind": KIND, "format": str(FORMAT), "about": PART}
+            replace_whole(self.folder / file, save(same, about))
+            self._known |= dict.fromkeys(same, file)
+        self._before = set(large)
+        places = {name: self._known.get(digest) for name, digest in digests.items()}
+        return {name: (file, digests[name]) for name, file in places.items() if file is not None}
+
+    def clean(self, *checkpoints: Path) -> None:
+        """Remove the parts that none of these checkpoints needs."""
+        needed = {file for path in checkpoints if path.exists() for file in _needed(path)}
+        for path in self.folder.glob("part-*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+
+def _needed(path: Path) -> set[str]:
+    """The parts that a checkpoint refers to; none if it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            return {part for part, _ in _files((file.metadata() or {}).get("parts", "{}")).values()}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, MemoryError):
+        return set()
+
+
+def _files(text: str) -> dict[str, tuple[str, str]]:
+    """Tensors' names → the file beside the checkpoint, and the name there."""
+    found = {name: (file, own) for name, (file, own) in json.loads(text).items()}
+    for file, _ in found.values():
+        if not re.fullmatch(r"part-[0-9a-f]{32}\.safetensors", file):
+            raise ValueError(f"{file!r:.100} is no part of a checkpoint")
+    return found
+
+
+def _read(path: Path, about: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = file.metadata() or {}
             _check(path, metadata, about)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is no whole checkpoint: {error}") from error
-    text = metadata.get("state", "")
-    if metadata.get("checksum") != _checksum(text, tensors):
-        raise CheckpointError(f"{path} is damaged: its checksum is another")
-    try:
-        state = _decoded(json.loads(text), tensors, 0)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds {type(state).__name__}, not a state")
-    return state
 
 
 def previous_of(path: Path) -> Path:
@@ -124,12 +236,16 @@ def _check(path: Any, metadata: Mapping[str, str], about: str) -> None:
         raise CheckpointError(f"{path} must hold the state of {about}, got one of {other}")
 
 
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the structure and of the tensors' names, types, shapes and bytes."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+def _checksum(text: str, digests: Mapping[str, str]) -> str:
+    """SHA-256 of the structure and of the tensors' names and contents."""
+    lines = [f"{name} {digest}" for name, digest in sorted(digests.items())]
+    return hashlib.sha256("\n".join([text, *lines]).encode()).hexdigest()
+
+
+def _digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's type, shape and bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

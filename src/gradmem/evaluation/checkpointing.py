@@ -9,12 +9,20 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gradmem.checkpoint import CheckpointError, load_state, previous_of, save_state
+from gradmem.checkpoint import (
+    CheckpointError,
+    Copied,
+    Parts,
+    copied,
+    load_state,
+    previous_of,
+    save_state,
+)
 from gradmem.validation import positive_int
 
 __all__ = ["RunCheckpoint", "StoppedRun"]
@@ -28,6 +36,9 @@ class StoppedRun(KeyboardInterrupt):
 
 class RunCheckpoint:
     """A folder with a run's newest state, and the one before it.
+
+    Files are written by a thread of their own while the run goes on. What goes wrong there is
+    raised by the next save, or at the end of the run.
 
     Parameters
     ----------
@@ -51,6 +62,9 @@ class RunCheckpoint:
         self.pause = pause
         self._last = time.monotonic()
         self._signal: int | None = None
+        self._parts = Parts(self.folder)
+        self._writer: threading.Thread | None = None
+        self._error: CheckpointError | None = None
 
     def load(self) -> dict[str, Any] | None:
         """The newest whole state; None if there is none.
@@ -88,33 +102,63 @@ class RunCheckpoint:
         return time.monotonic() - self._last >= self.pause
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a state; the newest one so far is kept as the one before it."""
+        """Copy a state and let it be written; the newest one so far is kept as the one before."""
+        self.wait()
+        self._last = time.monotonic()
+        self._writer = threading.Thread(target=self._write, args=(copied(state),))
+        self._writer.start()
+
+    def _write(self, state: Copied) -> None:
+        previous = previous_of(self.path)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            save_state(self.path, state, ABOUT, previous, self._parts)
+            self._parts.clean(self.path, previous)
+        except CheckpointError as error:
+            self._error = error
         except OSError as error:
-            message = f"{self.folder} cannot be made: {error.strerror or error}"
-            raise CheckpointError(message) from error
-        save_state(self.path, state, ABOUT, keep=previous_of(self.path))
-        self._last = time.monotonic()
+            self._error = CheckpointError(f"{self.folder} cannot be made: {error.strerror}")
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk; raise what went wrong there."""
+        if self._writer is not None:
+            self._writer.join()
+        self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def clear(self) -> None:
         """Remove both states: the run is over and its result kept elsewhere."""
+        self.wait()
         for path in (self.path, previous_of(self.path)):
             path.unlink(missing_ok=True)
-        for stray in self.folder.glob(f".{self.path.name}-*"):
+        self._parts.clean()
+        for stray in [*self.folder.glob(f".{self.path.name}-*"), *self.folder.glob(".part-*")]:
             stray.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     @contextmanager
-    def watching_signals(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Let SIGINT and SIGTERM ask for an end after the step; a second SIGINT ends at once.
 
-        In the main thread only: others get no signals.
+        In the main thread only: others get no signals. When it is left, all is on the disk.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        try:
+            if threading.current_thread() is threading.main_thread():
+                with self._asked_by_signals():
+                    yield
+            else:
+                yield
+        except BaseException:
+            with suppress(CheckpointError):  # what was raised says more
+                self.wait()
+            raise
+        self.wait()
+
+    @contextmanager
+    def _asked_by_signals(self) -> Iterator[None]:
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self._signal is not None and number == signal.SIGINT:
@@ -136,6 +180,7 @@ class RunCheckpoint:
         """End the run, which has just been saved, if a signal asked for it."""
         if self._signal is None:
             return
+        self.wait()
         number, self._signal = self._signal, None
         message = f"stopped by {signal.Signals(number).name}, saved in {self.folder}: the same call"
         if number == signal.SIGTERM:

@@ -103,7 +103,7 @@ def run(
     if checkpoint is not None and not isinstance(checkpoint, RunCheckpoint):
         checkpoint = RunCheckpoint(checkpoint, save_every)
     started = _Run(learner, continuum, every, score or accuracy, hooks, checkpoint)
-    with checkpoint.watching_signals() if checkpoint else nullcontext():
+    with checkpoint.watched() if checkpoint else nullcontext():
         return started.result()
 
 
