@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ def _refuse_nan(value: Any, where: str) -> None:
     if isinstance(value, Tensor):
         if value.is_floating_point() and bool(value.isnan().any()):
             raise ValueError(f"{where} holds numbers that are none (NaN)")
+    elif isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"{where} is a number that is none (NaN)")
     elif isinstance(value, dict):
         for key, item in value.items():
             _refuse_nan(item, f"{where}[{key!r}]")

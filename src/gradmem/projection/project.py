@@ -9,9 +9,11 @@ from gradmem.cuda.devices import current_device, has_triton, is_recording
 from gradmem.projection.host import Projected, project_on_host, solve
 from gradmem.validation import non_negative, one_of
 
-__all__ = ["MARGIN_RULES", "Projection", "project", "solve_dual"]
+__all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "project", "solve_dual"]
 
 MARGIN_RULES = ("shift", "floor")
+#: How far `project` may be off on a CPU, by the coarser dtype of g and G; see `project`.
+BOUNDS = {torch.float32: 2e-5, torch.float64: 2e-11}
 COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_steps")
 
 
