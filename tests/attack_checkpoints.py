@@ -112,7 +112,7 @@ def files(n: int) -> None:
     print(n, "files:", dict(seen))
 
 
-def loop(n: int) -> None:
+def loop(n: int, steps: int = user_loop.STEPS) -> None:
     """Kill a user's own loop n times; model, optimizer and memory end as undisturbed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.user_loop"])
@@ -124,18 +124,18 @@ def loop(n: int) -> None:
         first.start()
         first.join()
         begin = time.perf_counter()
-        process = context.Process(target=user_loop.main, args=(whole,))
+        process = context.Process(target=user_loop.main, args=(whole, steps))
         process.start()
         process.join()
         seconds = time.perf_counter() - begin
         expected = load_state(whole, "GradientMemory")
-        while done < n or step_of(killed) < user_loop.STEPS:
-            if step_of(killed) == user_loop.STEPS:
+        while done < n or step_of(killed) < steps:
+            if step_of(killed) == steps:
                 _same(expected, load_state(killed, "GradientMemory"), "it went another way")
                 finished += 1
                 killed.unlink()
             before = step_of(killed)
-            process = context.Process(target=user_loop.main, args=(killed,))
+            process = context.Process(target=user_loop.main, args=(killed, steps))
             process.start()
             process.join(0.7 * seconds * rng.random() if done < n else None)
             if process.is_alive():

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -127,11 +128,11 @@ STARTS = (boundary, against_all, against_one, surrounded)
 SCALES = (scaled_rows, scaled_all, scaled_g)
 
 
-def problem(i: int) -> Problem:
+def problem(i: int, most_numbers: int = MOST_NUMBERS) -> Problem:
     """The i-th problem: up to two attacks on the rows, one on g, and one or two on scales."""
     rng = np.random.default_rng(i)
     k = int(rng.integers(1, 1 + (MOST_ROWS if rng.random() < LARGE else FEW_ROWS)))
-    p = 1 + int(min(MOST_COLUMNS, MOST_NUMBERS / k) * rng.random() ** 5)
+    p = 1 + int(min(MOST_COLUMNS, most_numbers / k) * rng.random() ** 5)
     G, g = rng.standard_normal((k, p)), rng.standard_normal(p)
     attacks = [*rng.choice(SHAPES, rng.integers(3), replace=False)]
     attacks += [*rng.choice(STARTS, rng.integers(2))]
@@ -174,9 +175,9 @@ def residuals(given: Problem, g_tilde: Tensor, v: Tensor) -> dict[str, float]:
     }
 
 
-def attack(i: int) -> Found:
+def attack(i: int, most_numbers: int = MOST_NUMBERS) -> Found:
     """Project the i-th problem and look at the result."""
-    given = problem(i)
+    given = problem(i, most_numbers)
     k, p = given.G.shape
     label = f"problem {i}: k={k}, p={p}, {given.kind}, margin {given.margin} ({given.rule}), "
     label += f"{given.g.dtype}, {given.G.dtype}".replace("torch.", "")
@@ -241,25 +242,24 @@ class Summary:
         return "\n".join(lines)
 
 
-def attacks(n: int, workers: int = 1, first: int = 0) -> Iterator[Found]:
-    """The problems from `first` on, n of them."""
-    which = range(first, first + n)
+def attacks(n: int, workers: int = 1, most_numbers: int = MOST_NUMBERS) -> Iterator[Found]:
+    """The first n problems, with so many elements of G at most."""
+    one = partial(attack, most_numbers=most_numbers)
     if workers == 1:
-        yield from map(attack, which)
+        yield from map(one, range(n))
         return
     with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
-        yield from pool.imap_unordered(attack, which, chunksize=500)
+        yield from pool.imap_unordered(one, range(n), chunksize=500)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("n", type=int)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     begin, summary = time.perf_counter(), Summary()
-    for done, found in enumerate(attacks(options.n, options.workers, options.first), 1):
+    for done, found in enumerate(attacks(options.n, options.workers), 1):
         summary.add(found)
         if done % 100_000 == 0:
             print(f"{done} after {time.perf_counter() - begin:.0f} s", flush=True)

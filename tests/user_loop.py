@@ -15,7 +15,7 @@ import gradmem as gm
 STEPS, SAVE_EVERY = 400, 7
 
 
-def main(path: Path) -> None:
+def main(path: Path, steps: int = STEPS) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hidden = nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2)
@@ -27,7 +27,7 @@ def main(path: Path) -> None:
         rest = memory.load(path, model=model, optimizer=optimizer)
         start = rest["step"]
         torch.set_rng_state(rest["generator"])
-    for step in range(start, STEPS):
+    for step in range(start, steps):
         t = ("task", step // 50 % 5)  # five tasks, which come back
         x = torch.randn(8, 6) + t[1]
         y = x[:, :4].argmax(1)
@@ -35,7 +35,7 @@ def main(path: Path) -> None:
         cross_entropy(model(x), y).backward()
         memory.step(optimizer, t)
         memory.add(x, t, y)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == STEPS:
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             parts = {"model": model, "optimizer": optimizer}
             memory.save(path, **parts, step=step + 1, generator=torch.get_rng_state())
 

@@ -340,13 +340,13 @@ class Learner(Stepping, ABC):
             self._watched.zero_()
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
-                check_state(state, compared_settings(type(self), self.settings))
+                check_state(state, compared_settings(type(self), self.settings), before)
                 self.set_state(state)
             except Exception as error:
                 self.set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
-            self.outputs = dict(state.get("outputs", {}))
+            self.outputs = dict(state["outputs"])
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
 

@@ -14,9 +14,19 @@ from gradmem.validation import class_ids, descriptor, non_negative_int
 __all__ = ["check_state"]
 
 
-def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse a state of other settings, or one that would be taken over and fail later."""
-    given = state.get("settings", {})
+def check_state(
+    state: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Refuse a state of other settings, or one that would be taken over and fail later.
+
+    `own` is the state that the learner has now.
+    """
+    for name, mine in own.items():
+        for kind in (dict, list):
+            if isinstance(mine, kind) and not isinstance(state[name], kind):
+                found = type(state[name]).__name__
+                raise TypeError(f"{name} must be a {kind.__name__}, got {found}")
+    given = state["settings"]
     for name in {*settings} & {*given}:
         if settings[name] != given[name]:
             raise ValueError(
@@ -27,8 +37,8 @@ def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         non_negative_int(name, state[name])
     if not isinstance(state.get("classes", False), bool):
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
-    for t, own in dict(state.get("outputs", {})).items():
-        class_ids(f"outputs of task {descriptor(t)!r}", own)
+    for t, classes in state["outputs"].items():
+        class_ids(f"outputs of task {descriptor(t)!r}", classes)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
 
