@@ -346,7 +346,7 @@ class Learner(Stepping, ABC):
                 self.set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
-            self.outputs = dict(state["outputs"])
+            self.outputs = dict(state.get("outputs", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
 

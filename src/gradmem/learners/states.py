@@ -23,21 +23,20 @@ def check_state(
     """
     for name, mine in own.items():
         for kind in (dict, list):
-            if isinstance(mine, kind) and not isinstance(state[name], kind):
-                found = type(state[name]).__name__
-                raise TypeError(f"{name} must be a {kind.__name__}, got {found}")
-    given = state["settings"]
-    for name in {*settings} & {*given}:
-        if settings[name] != given[name]:
+            if isinstance(mine, kind) and not isinstance(given := state.get(name, mine), kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
+    others = state.get("settings", {})
+    for name in {*settings} & {*others}:
+        if settings[name] != others[name]:
             raise ValueError(
-                f"{name} must be {given[name]!r} as when the state was saved, got "
+                f"{name} must be {others[name]!r} as when the state was saved, got "
                 f"{settings[name]!r}"
             )
     for name in ("steps", "examples"):
         non_negative_int(name, state[name])
     if not isinstance(state.get("classes", False), bool):
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
-    for t, classes in state["outputs"].items():
+    for t, classes in state.get("outputs", {}).items():
         class_ids(f"outputs of task {descriptor(t)!r}", classes)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
