@@ -2,24 +2,34 @@
 
 python -m tests.attack_checkpoints kills 100     # SIGKILLs at random moments, over all learners
 python -m tests.attack_checkpoints files 100000  # mutated files
+python -m tests.attack_checkpoints loop 100      # SIGKILLs of a user's own loop (user_loop.py)
+python -m tests.attack_checkpoints load 1000000  # observed examples and saves, resident memory
 """
 
 from __future__ import annotations
 
 import collections
+import gc
 import json
+import multiprocessing
+import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import gradmem as gm
+from gradmem.checkpoint import load_state
+from gradmem.checks import _same
 from gradmem.learners import LEARNERS
+from tests import user_loop
 
 
 def command(out: Path, learner: str) -> list[str]:
@@ -102,5 +112,116 @@ def files(n: int) -> None:
     print(n, "files:", dict(seen))
 
 
+def loop(n: int, steps: int = user_loop.STEPS) -> None:
+    """Kill a user's own loop n times; model, optimizer and memory end as undisturbed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.user_loop"])
+    rng = random.Random(0)
+    done = advanced = finished = 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole, killed = Path(folder, "whole"), Path(folder, "killed")
+        first = context.Process(target=pass_by)  # when it has ended, the server has started
+        first.start()
+        first.join()
+        begin = time.perf_counter()
+        process = context.Process(target=user_loop.main, args=(whole, steps))
+        process.start()
+        process.join()
+        seconds = time.perf_counter() - begin
+        expected = load_state(whole, "GradientMemory")
+        while done < n or step_of(killed) < steps:
+            if step_of(killed) == steps:
+                _same(expected, load_state(killed, "GradientMemory"), "it went another way")
+                finished += 1
+                killed.unlink()
+            before = step_of(killed)
+            process = context.Process(target=user_loop.main, args=(killed, steps))
+            process.start()
+            process.join(0.7 * seconds * rng.random() if done < n else None)
+            if process.is_alive():
+                process.kill()
+                process.join()
+                done += 1
+                advanced += step_of(killed) > before
+            else:
+                assert process.exitcode == 0, f"a resumed loop ended with {process.exitcode}"
+        _same(expected, load_state(killed, "GradientMemory"), "it went another way")
+        left = len([path for path in Path(folder).iterdir() if path.name.startswith(".")])
+    print(f"{done} kills of a user's loop, {advanced} of them after it had saved something new;")
+    print(f"{finished + 1} loops to their end: the same weights, optimizer and memory, to the bit")
+    print(f"{left} of the kills left a file that was not whole yet beside the checkpoint")
+
+
+def pass_by() -> None:
+    """Nothing: a process that ends at once."""
+
+
+def step_of(path: Path) -> int:
+    """How many steps of a user's loop are saved."""
+    return load_state(path, "GradientMemory")["others"]["step"] if path.exists() else 0
+
+
+def resident() -> int:
+    """Resident memory of this process, in bytes."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def load(n: int) -> None:
+    """Observe n examples, and save once for every 100 of them: resident memory stays flat."""
+    torch.set_num_threads(1)
+    for name, make in (("GEM", gem_steps), ("GradientMemory", memory_steps)):
+        begin = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "saved")
+            early, sizes = 0, []
+            for examples, save in make(n):
+                if examples % 100 == 0:
+                    save(path)
+                if examples % (n // 10) == 0:
+                    sizes.append((examples, resident(), path.stat().st_size))
+                    early = early or sizes[0][1]
+                    print(name, *sizes[-1], flush=True)
+        grown = sizes[-1][1] - early
+        seconds = time.perf_counter() - begin
+        print(
+            f"{name}: {n} examples, {n // 100} saves in {seconds:.0f} s; resident after a tenth "
+            f"{early / 1e6:.1f} MB, at the end {sizes[-1][1] / 1e6:.1f} MB ({grown / 1e6:+.1f}); "
+            f"file {sizes[0][2]} → {sizes[-1][2]} bytes"
+        )
+
+
+Steps = Iterator[tuple[int, Callable[[Path], None]]]
+
+
+def batches(n: int) -> Iterator[tuple[int, torch.Tensor, int, torch.Tensor]]:
+    """Examples so far, x, t, y: fifty at a time, of five tasks that come back."""
+    generator = torch.Generator().manual_seed(0)
+    for i in range(n // 50):
+        x = torch.randn(50, 4, generator=generator)
+        yield 50 * (i + 1), x, i // 20 % 5, x[:, :3].argmax(1)
+
+
+def gem_steps(n: int) -> Steps:
+    learner = gm.GEM(gm.mlp([4, 6, 3]), memories=10)
+    for examples, x, t, y in batches(n):
+        learner.observe(x, t, y)
+        learner.predict(x, f"never observed {examples}")
+        yield examples, learner.save
+
+
+def memory_steps(n: int) -> Steps:
+    model = gm.mlp([4, 6, 3])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    memory = gm.GradientMemory(model, memories=10, keep="reservoir")
+    for examples, x, t, y in batches(n):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        memory.step(optimizer, t)
+        memory.add(x, t, y)
+        yield examples, partial(memory.save, model=model, optimizer=optimizer)
+
+
 if __name__ == "__main__":
-    {"kills": kills, "files": files}[sys.argv[1]](int(sys.argv[2]))
+    {"kills": kills, "files": files, "loop": loop, "load": load}[sys.argv[1]](int(sys.argv[2]))

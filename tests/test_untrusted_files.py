@@ -94,14 +94,6 @@ def test_a_pipe_in_a_runs_folder_is_not_waited_for(tmp_path):
         find_runs([tmp_path])
 
 
-def test_a_run_whose_acc_contradicts_its_matrix_is_refused(tmp_path):
-    write_run(tmp_path)
-    path = tmp_path / "result.json"
-    write_json(path, json.loads(path.read_text()) | {"acc": 0.99})
-    with pytest.raises(ValueError, match="an acc that is not the mean of R's last row"):
-        find_runs([tmp_path])
-
-
 # Sweeps and grids -----------------------------------------------------------------------------
 
 

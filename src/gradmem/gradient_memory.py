@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.checkpoint import load_state, save_state
+from gradmem.checkpoint import CheckpointError, load_state, save_state
 from gradmem.cuda.devices import is_recording
 from gradmem.gradients import (
     Criterion,
@@ -28,7 +29,7 @@ from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_grad
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
 from gradmem.projection import Projection
 from gradmem.trees import Tree, leaves
-from gradmem.validation import descriptor, one_of
+from gradmem.validation import descriptor, non_negative_int, one_of
 
 __all__ = ["CONSTRAINED", "GradientMemory", "LastProjection"]
 
@@ -272,19 +273,95 @@ class GradientMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave, with the memories on the model's device."""
+        """Go on from what `state_dict` gave, with the memories on the model's device.
+
+        Raises ValueError if it does not fit; the memory stays as it was then.
+        """
+        before = self.state_dict()
+        try:
+            self._set_state(state)
+        except Exception as error:
+            self._set_state(before)
+            raise ValueError(f"the state does not fit this memory: {error}") from error
+
+    def _set_state(self, state: dict[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"], self._weights[0].device)
         self.project.set_counts(state["counts"])
-        self.steps, self.skipped = state.get("progress", (0, 0))
+        self.steps, self.skipped = map(
+            non_negative_int, ("steps", "skipped"), state.get("progress", (0, 0))
+        )
         self.engine.use(state["method"])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict` to one file, from which nothing is executed when it is read."""
-        save_state(path, self.state_dict(), "GradientMemory")
+    def save(self, path: str | os.PathLike[str], /, **others: Any) -> None:
+        """Write the memory, and what else the loop goes on from, to one file.
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file that `save` wrote, with the memories on the model's device."""
-        self.load_state_dict(load_state(path, "GradientMemory"))
+        The file that was there stays until the new one is whole, so that whenever the loop is
+        killed, model, optimizer and memory on the disk are of the same step. Nothing is executed
+        when it is read.
+
+        Parameters
+        ----------
+        path
+            The file. Descriptors in it are texts, numbers, or tuples of them.
+        **others
+            What is saved beside the memory, under names of your own: whatever has a `state_dict`
+            (model, optimizer, schedule, `GradScaler`), or numbers, texts, tensors, and lists,
+            tuples and dicts of them.
+
+        Examples
+        --------
+        >>> import tempfile, gradmem as gm
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> memory = gm.GradientMemory(model)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     memory.save(f"{folder}/loop", model=model, optimizer=optimizer, step=120)
+        ...     memory.load(f"{folder}/loop", model=model, optimizer=optimizer)
+        {'step': 120}
+        """
+        states = {
+            name: one.state_dict() if hasattr(one, "state_dict") else one
+            for name, one in others.items()
+        }
+        save_state(path, {**self.state_dict(), "others": states}, "GradientMemory")
+
+    def load(self, path: str | os.PathLike[str], /, **others: Any) -> dict[str, Any]:
+        """Go on from a file that `save` wrote, with the memories on the model's device.
+
+        Raises `CheckpointError` if the file is damaged, of something else or of a newer gradmem,
+        and ValueError if what it holds does not fit; everything stays as it was then.
+
+        Parameters
+        ----------
+        path
+            The file.
+        **others
+            What takes over its state with `load_state_dict`, under the name it was saved by.
+
+        Returns
+        -------
+        dict
+            What else was saved, by name.
+        """
+        state = load_state(path, "GradientMemory")
+        rest = state.get("others", {})
+        for name, one in others.items():
+            if name not in rest:
+                names = ", ".join(rest) or "nothing"
+                raise CheckpointError(f"{path} holds no {name!r} beside the memory, but {names}")
+            if not hasattr(one, "load_state_dict"):
+                raise TypeError(f"{name} must have load_state_dict, got {type(one).__name__}")
+        parts = [(one, rest.pop(name)) for name, one in others.items()]
+        parts.append((self, state))
+        before = [(one, copy.deepcopy(one.state_dict())) for one, _ in parts]
+        try:
+            for one, own in parts:
+                one.load_state_dict(own)
+        except Exception as error:
+            for one, own in before:
+                one.load_state_dict(own)
+            raise ValueError(f"{path} does not fit: {error}") from error
+        return dict(rest)
 
     def __repr__(self) -> str:
         memory = self.memory

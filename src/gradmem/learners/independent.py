@@ -94,6 +94,7 @@ class Independent(Learner):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.pattern.load_state_dict(state["pattern"])
+        self.let_go(self.optimizers.values())
         self.networks, self.optimizers = {}, {}
         for t, weights in state["networks"].items():
             self.networks[t] = copy.deepcopy(self.pattern)

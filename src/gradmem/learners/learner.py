@@ -31,7 +31,7 @@ from gradmem.learners.optimizers import (
 from gradmem.learners.settings import LR, compared_settings, signature_of
 from gradmem.learners.states import check_state
 from gradmem.learners.stepping import Stepping
-from gradmem.networks import widen
+from gradmem.networks import fit_outputs, widen
 from gradmem.trees import Tree, size, tree_map
 from gradmem.validation import descriptor, one_of, positive
 
@@ -366,7 +366,7 @@ class Learner(Stepping, ABC):
                 self._guard.clear()
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
-                check_state(state, compared_settings(type(self), self.settings))
+                check_state(state, compared_settings(type(self), self.settings), before)
                 self.set_state(state)
             except Exception as error:
                 self.set_state(before)
@@ -401,7 +401,10 @@ class Learner(Stepping, ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` gave."""
+        """Take over what `get_state` gave; a network that grows gets the outputs that it had."""
+        if self.grow:
+            fit_outputs(self.network, state["network"])
+            self._follow_network()
         self.network.load_state_dict(state["network"])
         self.load_state_of(self.optimizer, state["optimizer"])
 

@@ -102,6 +102,7 @@ class Multimodal(Learner):
         self.shared.load_state_dict(state["shared"])
         self.load_state_of(self.shared_optimizer, state["shared_optimizer"])
         self.next_input.load_state_dict(state["next_input"])
+        self.let_go(self.input_optimizers.values())
         self.inputs, self.input_optimizers = {}, {}
         for t, weights in state["inputs"].items():
             self.inputs[t] = copy.deepcopy(self.next_input)

@@ -46,7 +46,10 @@ def optimizer_state(optimizer: Optimizer, schedule: LRScheduler | None) -> dict[
 def load_optimizer(
     optimizer: Optimizer, schedule: LRScheduler | None, state: dict[str, Any]
 ) -> None:
-    """Take over what `optimizer_state` gave for an optimizer of the same kind."""
+    """Take over what `optimizer_state` gave for an optimizer of the same kind.
+
+    Raises if something in it is not what it should be, found by taking a step and undoing it.
+    """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
         raise ValueError(f"the optimizer must be {state['kind']} as in the state, got {kind}")
@@ -54,11 +57,54 @@ def load_optimizer(
         has = "no schedule" if state["schedule"] is None else "a schedule"
         raise ValueError(f"the state has {has}, other than this learner")
     given = copy.deepcopy(state["optimizer"])
-    for group, mine in zip(given["param_groups"], optimizer.param_groups, strict=True):
+    for i, (group, mine) in enumerate(
+        zip(given["param_groups"], optimizer.param_groups, strict=True)
+    ):
+        _check_like(group, {k: v for k, v in mine.items() if k != "params"}, f"group {i}")
         group |= {name: mine[name] for name in LOCAL if name in mine}
+    if schedule is not None:
+        _check_like(state["schedule"], schedule.state_dict(), "schedule")
+    optimizer.load_state_dict(copy.deepcopy(given))
+    _try_step(optimizer)
     optimizer.load_state_dict(given)
     if schedule is not None:
         schedule.load_state_dict(state["schedule"])
+
+
+def _check_like(given: Any, mine: Any, where: str) -> None:
+    """Refuse a value of another kind than the one that it would replace: a text for a number."""
+    number = int | float | Tensor
+    for kind in (bool, str, number, dict, list | tuple):
+        if isinstance(mine, kind):
+            wrong = not isinstance(given, kind) or isinstance(given, bool) != isinstance(mine, bool)
+            if wrong or (isinstance(given, Tensor) and given.numel() != 1):
+                raise ValueError(f"{where} must be like {mine!r}, got {given!r:.100}")
+            break
+    if isinstance(mine, dict):
+        for key in {*mine} & {*given}:
+            _check_like(given[key], mine[key], f"{where}[{key!r}]")
+    elif isinstance(mine, list | tuple):
+        if len(given) != len(mine):
+            raise ValueError(f"{where} must have {len(mine)} values, got {len(given)}")
+        for i, (one, other) in enumerate(zip(given, mine, strict=True)):
+            _check_like(one, other, f"{where}[{i}]")
+
+
+@torch.no_grad()
+def _try_step(optimizer: Optimizer) -> None:
+    """Let an optimizer step along gradients of zero, and put parameters and gradients back."""
+    weights = [w for group in optimizer.param_groups for w in group["params"]]
+    before = [(w.clone(), w.grad) for w in weights]
+    try:
+        for w in weights:
+            w.grad = torch.zeros_like(w)
+        optimizer.step()
+    except Exception as error:
+        raise ValueError(f"the optimizer cannot step from its state: {error!r}") from error
+    finally:
+        for w, (value, grad) in zip(weights, before, strict=True):
+            w.copy_(value)
+            w.grad = grad
 
 
 def predecessor(weight: Tensor) -> Tensor | None:
@@ -68,9 +114,10 @@ def predecessor(weight: Tensor) -> Tensor | None:
 
 
 def padded(values: Tensor, shape: torch.Size) -> Tensor:
-    """Values with zeros added behind them in every dimension, up to a shape."""
+    """Values in a shape: in every dimension with zeros behind them, or without the last ones."""
     wide = values.new_zeros(shape)
-    wide[tuple(slice(n) for n in values.shape)] = values
+    both = tuple(slice(min(sizes)) for sizes in zip(values.shape, shape, strict=True))
+    wide[both] = values[both]
     return wide
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,22 @@ from gradmem.validation import class_ids, descriptor, non_negative_int
 __all__ = ["check_state"]
 
 
-def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse a state of other settings, or one that would be taken over and fail later."""
-    given = state.get("settings", {})
-    for name in {*settings} & {*given}:
-        if settings[name] != given[name]:
+def check_state(
+    state: Mapping[str, Any], settings: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Refuse a state of other settings, or one that would be taken over and fail later.
+
+    `own` is the state that the learner has now.
+    """
+    for name, mine in own.items():
+        for kind in (dict, list):
+            if isinstance(mine, kind) and not isinstance(given := state.get(name, mine), kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {type(given).__name__}")
+    others = state.get("settings", {})
+    for name in {*settings} & {*others}:
+        if settings[name] != others[name]:
             raise ValueError(
-                f"{name} must be {given[name]!r} as when the state was saved, got "
+                f"{name} must be {others[name]!r} as when the state was saved, got "
                 f"{settings[name]!r}"
             )
     for name in ("steps", "examples"):
@@ -27,8 +37,8 @@ def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     non_negative_int("skipped", state.get("skipped", 0))
     if not isinstance(state.get("classes", False), bool):
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
-    for t, own in dict(state.get("outputs", {})).items():
-        class_ids(f"outputs of task {descriptor(t)!r}", own)
+    for t, classes in state.get("outputs", {}).items():
+        class_ids(f"outputs of task {descriptor(t)!r}", classes)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
 
@@ -37,6 +47,8 @@ def _refuse_nan(value: Any, where: str) -> None:
     if isinstance(value, Tensor):
         if value.is_floating_point() and bool(value.isnan().any()):
             raise ValueError(f"{where} holds numbers that are none (NaN)")
+    elif isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"{where} is a number that is none (NaN)")
     elif isinstance(value, dict):
         for key, item in value.items():
             _refuse_nan(item, f"{where}[{key!r}]")

@@ -187,8 +187,13 @@ class Stepping:
             )
         make_capturable(optimizer)
         if self._make_schedule is not None:
-            self._schedules[optimizer] = self._make_schedule(optimizer)
+            self._schedules = self._schedules | {optimizer: self._make_schedule(optimizer)}
         return optimizer
+
+    def let_go(self, optimizers: Iterable[Optimizer]) -> None:
+        """Forget the schedules of optimizers that are no longer used."""
+        gone = {*optimizers}
+        self._schedules = {o: one for o, one in self._schedules.items() if o not in gone}
 
     @contextmanager
     def _restored_on_error(self, t: Hashable, device: torch.device) -> Iterator[None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradmem.validation import positive_int
 
-__all__ = ["widen"]
+__all__ = ["fit_outputs", "widen"]
 
 
 def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
@@ -63,3 +64,24 @@ def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
         setattr(layer, name, wide)
     layer.out_features = n_outputs
     return layer
+
+
+def fit_outputs(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give the last linear layer as many outputs as it has in a state that is about to be loaded.
+
+    More or fewer; their weights are zero until then.
+    """
+    layers = [item for item in network.named_modules() if isinstance(item[1], nn.Linear)]
+    if not layers:
+        return
+    name, layer = layers[-1]
+    weight = state.get(f"{name}.weight" if name else "weight")
+    if not isinstance(weight, Tensor) or weight.shape[1:] != layer.weight.shape[1:]:
+        return  # loading it will say so
+    if len(weight) == layer.out_features:
+        return
+    for name, old in list(layer.named_parameters(recurse=False)):
+        new = nn.Parameter(old.new_zeros((len(weight), *old.shape[1:])), old.requires_grad)
+        new.widened_from = weakref.ref(old)  # type: ignore[attr-defined]
+        setattr(layer, name, new)
+    layer.out_features = len(weight)

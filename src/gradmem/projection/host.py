@@ -57,7 +57,9 @@ def project_on_host(
         return g, (0, 0, 0, 0), _found(cosines, np.zeros_like(signs))
     push = margin / length * G.sum(0)
     if margin_rule == "floor":  # v = γ + w with w ≥ 0: the same problem from another start
-        nearest, v, steps = _nearest(start + push, constraints)
+        begin, size = _scaled(start + push)  # the margin's share may be far longer than g
+        nearest, v, steps = _nearest(begin, constraints)
+        nearest, v = nearest * size, v * float(size)
     else:
         nearest, v, steps = _nearest(start, constraints)
         nearest = nearest + push
@@ -75,15 +77,15 @@ def solve(A: Array, b: Array) -> Array:
     try:
         return dual(A, b)[0]
     except IllConditionedError:
-        from scipy.optimize import nnls
-
         # A = RᵀR, so with Rᵀd = b the problem is min |Rv + d|.
         values, vectors = np.linalg.eigh(A)
         root = np.sqrt(np.maximum(values, 0.0))
         kept = root > 1e-8 * root.max()
         R = root[kept, None] * vectors[:, kept].T
         d = (vectors[:, kept].T @ b) / root[kept]
-        v: Array = nnls(R, -d, maxiter=30 * len(b))[0]
+        lengths = np.linalg.norm(R, axis=0)
+        lengths[lengths == 0] = 1.0
+        v: Array = least_distance(R / lengths, d)[0] / lengths
         return v
 
 
@@ -170,21 +172,19 @@ class _Constraints:
         With Gᵀ = QR the dual is min |Qᵀg + Rv| over v ≥ 0. Squares are never formed, so rows may be
         as close to dependent as their precision allows; it costs far more than GGᵀ.
         """
-        from scipy.optimize import nnls
-
         index = torch.as_tensor(rows, device=self.G.device)
         lengths = torch.as_tensor(self.lengths[rows], device=self.G.device)
         unit = self.G.index_select(0, index).double() / lengths[:, None]
         Q, R = torch.linalg.qr(unit.T)
         along = Q.T @ start
-        v, _ = nnls(R.cpu().numpy(), -along.cpu().numpy(), maxiter=30 * len(rows))
+        v, steps = least_distance(R.cpu().numpy(), along.cpu().numpy())
         # What binds has no part in the result; to say so is more exact than to add it up, since
         # the v of nearly dependent rows are large and cancel.
         binding = torch.from_numpy(v > 0).to(self.G.device)
         Q, _ = torch.linalg.qr(unit[binding].T)
         nearest = start - Q @ (Q.T @ start)
         nearest = nearest - Q @ (Q.T @ nearest)
-        return nearest, v / self.lengths[rows], int(binding.sum())
+        return nearest, v / self.lengths[rows], steps
 
     def combine(self, rows: Indices, v: Array) -> Tensor:
         """Σ v_k g_k over some rows: (p,), in the rows' precision."""
@@ -260,6 +260,50 @@ def _depends(A: Array, working: Bools, entering: int) -> bool:
     if rounding < square < 1e7 * rounding:
         raise IllConditionedError
     return square <= rounding
+
+
+def least_distance(R: Array, d: Array) -> tuple[Array, int]:
+    """Minimise |Rv + d| over v ≥ 0; v★: (k,) and the steps it took.
+
+    R: (m, k) has columns of length 1 or 0. Lawson and Hanson's method as in `dual`, with a QR
+    factorisation of the working set in place of inner products: what is left of d is orthogonal to
+    the set up to the last digits, however close to dependent its columns are. It has no part along
+    a column that depends on them, which therefore never enters.
+    """
+    k = R.shape[1]
+    tolerance = 1e-13 * float(np.linalg.norm(d))
+    v, left = np.zeros(k), d
+    working: list[int] = []
+    barred: set[int] = set()  # would leave as they enter
+    steps = 0
+    while steps < 10 * k:
+        slope = R.T @ left
+        slope[[*working, *barred]] = np.inf
+        entering = int(slope.argmin())
+        if slope[entering] >= -tolerance:
+            break
+        before = list(working)
+        working.append(entering)
+        while True:
+            steps += 1
+            Q, T = np.linalg.qr(R[:, working])
+            along = Q.T @ d
+            s = np.linalg.solve(T, -along)
+            if (s > 0).all():
+                break
+            # Go towards s until the first multiplier reaches zero; its column leaves.
+            now, falling = v[working], s <= 0
+            ratio = np.full(len(s), np.inf)
+            ratio[falling] = now[falling] / np.maximum(now - s, 1e-300)[falling]
+            v[working] = np.maximum(now + ratio.min() * (s - now), 0.0)
+            v[working.pop(int(ratio.argmin()))] = 0.0
+        if working == before:
+            barred.add(entering)
+            continue
+        v[working], barred = s, set()
+        left = d - Q @ along
+        left = left - Q @ (Q.T @ left)
+    return v, steps
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
