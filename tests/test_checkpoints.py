@@ -206,6 +206,64 @@ def test_a_damaged_checkpoint_of_a_run_falls_back_to_the_one_before(tmp_path):
         gm.run(make("gem", {}), continuum(), checkpoint=tmp_path)
 
 
+def wide_run(folder, n_tasks=6, **options):
+    """A run whose memories are many times as large as its network."""
+    tasks = []
+    for i in range(n_tasks):
+        x = torch.randn(80, 300, generator=torch.Generator().manual_seed(i))
+        tasks.append(gm.Task(i, (x, torch.arange(80) % 3), (x[:20], torch.arange(20) % 3)))
+    learner = gm.GEM(gm.mlp([300, 4, 3], seed=0), memories=80)
+    continuum = gm.Continuum(tasks, batch_size=20)
+    return gm.run(learner, continuum, checkpoint=folder, **options), learner
+
+
+def test_memories_that_stay_the_same_are_not_written_again(tmp_path):
+    expected, learner = wide_run(None)
+    with pytest.raises(Killed):
+        wide_run(tmp_path, callbacks=[Kill(5 * 80 + 1)])
+    parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob("part-*")}
+    assert parts
+    newest = RunCheckpoint(tmp_path).path
+    one_task = 80 * 300 * 4
+    assert newest.stat().st_size < 3.5 * one_task  # of five
+    found, resumed = wide_run(tmp_path)
+    assert np.array_equal(found.R, expected.R)
+    _same(learner.state_dict(), resumed.state_dict(), "going on from parts led elsewhere")
+    assert all(path.stat().st_mtime_ns == time for path, time in parts.items())
+
+
+def test_a_part_that_is_damaged_or_not_ours_is_not_used(tmp_path):
+    with pytest.raises(Killed):
+        wide_run(tmp_path, callbacks=[Kill(5 * 80 + 1)])
+    newest = RunCheckpoint(tmp_path).path
+    part = next(tmp_path.glob("part-*"))
+    content = part.read_bytes()
+    part.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(CheckpointError, match="is damaged: its checksum is another"):
+        load_state(newest, "a run")
+    part.unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_state(newest, "a run")
+    name, outside = part.name.encode(), b"../part-" + part.name[8:].encode()
+    part.write_bytes(content)
+    newest.write_bytes(newest.read_bytes().replace(name, outside))
+    with pytest.raises(CheckpointError, match="is no part of a checkpoint"):
+        load_state(newest, "a run")
+
+
+def test_parts_that_no_checkpoint_needs_are_removed(tmp_path):
+    wide_run(tmp_path)
+    needed = {path.name for path in tmp_path.glob("part-*")}
+    stray = tmp_path / f"part-{'0' * 32}.safetensors"
+    stray.write_bytes(b"")
+    checkpoint = RunCheckpoint(tmp_path)
+    checkpoint.save(checkpoint.load())
+    checkpoint.wait()
+    assert {path.name for path in tmp_path.glob("part-*")} == needed
+    checkpoint.clear()
+    assert not tmp_path.exists()
+
+
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     gm.run(gm.GEM(network(), memories=5), continuum(), checkpoint=tmp_path)
     for learner in (gm.Single(network()), gm.GEM(network(), memories=9)):

@@ -170,28 +170,34 @@ class Parts:
         places = {name: self._known.get(digest) for name, digest in digests.items()}
         return {name: (file, digests[name]) for name, file in places.items() if file is not None}
 
+    def adopt(self, checkpoint: Path) -> None:
+        """Go on using the parts of a checkpoint that was loaded."""
+        self._known |= {digest: file for file, digest in _needed(checkpoint).values()}
+
     def clean(self, *checkpoints: Path) -> None:
         """Remove the parts that none of these checkpoints needs."""
-        needed = {file for path in checkpoints if path.exists() for file in _needed(path)}
+        needed = {file for path in checkpoints for file, _ in _needed(path).values()}
         for path in self.folder.glob("part-*.safetensors"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
 
-def _needed(path: Path) -> set[str]:
-    """The parts that a checkpoint refers to; none if it cannot be read."""
+def _needed(path: Path) -> dict[str, tuple[str, str]]:
+    """`_files` of a checkpoint; none if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            return {part for part, _ in _files((file.metadata() or {}).get("parts", "{}")).values()}
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, MemoryError):
-        return set()
+            return _files((file.metadata() or {}).get("parts", "{}"))
+    except (SafetensorError, OSError, ValueError, TypeError, MemoryError, RecursionError):
+        return {}
 
 
 def _files(text: str) -> dict[str, tuple[str, str]]:
     """Tensors' names → the file beside the checkpoint, and the name there."""
-    found = {name: (file, own) for name, (file, own) in json.loads(text).items()}
+    if not isinstance(given := json.loads(text), dict):
+        raise ValueError("its parts are no dictionary")
+    found = {name: (file, own) for name, (file, own) in given.items()}
     for file, _ in found.values():
         if not re.fullmatch(r"part-[0-9a-f]{32}\.safetensors", file):
             raise ValueError(f"{file!r:.100} is no part of a checkpoint")

@@ -79,6 +79,7 @@ class RunCheckpoint:
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
+            self._parts.adopt(path)
             if problems:
                 warnings.warn(
                     f"{problems[0]}: going on from the checkpoint before it",
