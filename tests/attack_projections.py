@@ -139,8 +139,10 @@ def problem(i: int, most_numbers: int = MOST_NUMBERS) -> Problem:
     attacks += [*rng.choice(SCALES, rng.choice([0, 0, 1, 2]), replace=False)]
     for attack in attacks:
         attack(rng, g, G)
-    # Elements stay within what both types hold with room for sums.
+    # Elements stay within what both types hold with room for sums, and with all of their digits.
     G, g = (np.clip(values, -1e31, 1e31) for values in (G, g))
+    if 0 < (largest := np.abs(g).max()) < 1e-30:
+        g *= 1e-30 / largest
     kinds = rng.choice(3)  # now and then, g in single and G in double precision
     types = (DTYPES[min(kinds, 1)], DTYPES[kinds % 2])
     return Problem(

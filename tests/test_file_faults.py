@@ -220,22 +220,24 @@ def test_a_kept_file_with_a_wrong_entry_is_named(name, path, value, tmp_path):
 
 def test_names_in_kept_files_break_no_table_and_steer_no_terminal(tmp_path):
     evil = "x\x1b[2J|<b>\n`"
-    for name, paths in {
+    places = {
         "mnist-rotations-gem": [
             ("settings", "margin_rule"),
             ("command",),
             ("machines", 0, "torch"),
         ],
         "grid-mnist-rotations": [("choices", 0, "learner"), ("command",), ("machine", "torch")],
-    }.items():
-        kept = json.loads((RESULTS / f"{name}.json").read_text())
+    }
+    for name, paths in places.items():
         for path in paths:
+            kept = json.loads((RESULTS / f"{name}.json").read_text())
             change_kept(kept, path, evil)
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-    text = page_text(tmp_path)
-    assert "\x1b" not in text
-    assert text.count("`x�[2J|<b>� ` on") == 2  # the commands, as code
-    assert text.count("x�[2J\\|\\<b>�`") == text.count("<b>") - 2 >= 4
+            (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+            with pytest.raises(ValueError, match="text that is not plain") as error:
+                page_text(tmp_path)
+            assert str(error.value).isprintable()
+            assert name in str(error.value)
+            (tmp_path / f"{name}.json").unlink()
 
 
 def test_folders_and_errors_cannot_steer_a_terminal(tmp_path, monkeypatch, capsys):
@@ -257,12 +259,18 @@ def test_folders_and_errors_cannot_steer_a_terminal(tmp_path, monkeypatch, capsy
 # Folders, homes and clocks
 
 
+def remove(folder):
+    """Remove a folder into which a checkpoint may be being written."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_folder_that_vanishes_during_a_run_is_made_again_whole(tmp_path):
     out = tmp_path / "run"
 
     class Remover:
         def on_task(self, progress):
-            shutil.rmtree(out)
+            remove(out)
 
     run = run_into(out, experiment(), [Remover()])
     assert sorted(path.name for path in out.iterdir() if path.suffix) == [
@@ -277,7 +285,7 @@ def test_a_folder_that_becomes_a_file_during_a_run_is_a_clear_error(tmp_path, mo
     on_task = RunFolder.on_task
 
     def remove(target, progress):
-        shutil.rmtree(out)
+        remove(out)
         out.write_text("")
         on_task(target, progress)
 
@@ -294,7 +302,7 @@ def test_a_result_is_not_written_into_another_experiments_folder(tmp_path):
         """Takes the folder for another experiment, as if it had been removed in between."""
 
         def on_task(self, progress):
-            shutil.rmtree(tmp_path)
+            remove(tmp_path)
             write_run(tmp_path, "gem")
 
     with pytest.raises(ValueError, match="holds the result of another experiment"):

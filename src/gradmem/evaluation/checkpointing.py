@@ -110,15 +110,21 @@ class RunCheckpoint:
         self._writer.start()
 
     def _write(self, state: Copied) -> None:
+        """Write a state, in a folder that is made again if it vanishes meanwhile."""
         previous = previous_of(self.path)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_state(self.path, state, ABOUT, previous, self._parts)
-            self._parts.clean(self.path, previous)
-        except CheckpointError as error:
-            self._error = error
-        except OSError as error:
-            self._error = CheckpointError(f"{self.folder} cannot be made: {error.strerror}")
+        for _ in range(3):
+            self._error = None
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                save_state(self.path, state, ABOUT, previous, self._parts)
+                self._parts.clean(self.path, previous)
+                return
+            except CheckpointError as error:
+                self._error = error
+            except OSError as error:
+                self._error = CheckpointError(f"{self.folder} cannot be made: {error.strerror}")
+            if self.folder.is_dir():
+                return
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk; raise what went wrong there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
 from typing import Any, Unpack
 
@@ -89,6 +89,9 @@ class AGEM(Learner):
         loss = self.take(len(remembered), t, step, *inputs)
         self.memory.put(x, t, y)
         return loss
+
+    def own_parts(self) -> Sequence[object]:
+        return (self.project,)
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | self.project.counts()

@@ -119,6 +119,9 @@ class GEM(Learner):
         self.memory.put(x, t, y)  # at the end: what could not be learned is not remembered
         return loss
 
+    def own_parts(self) -> Sequence[object]:
+        return self.constraints, self.constraints.engine, self.constraints.project
+
     @property
     def gradients(self) -> str:
         """How the gradients at the memories are computed: chain, batched, func, loop."""

@@ -27,11 +27,12 @@ from gradmem.learners.optimizers import (
     load_optimizer,
     optimizer_state,
     predecessor,
+    unfollowed,
 )
 from gradmem.learners.settings import LR, compared_settings, signature_of
 from gradmem.learners.states import check_state
 from gradmem.learners.stepping import Stepping
-from gradmem.networks import fit_outputs, widen
+from gradmem.networks import fit_outputs, unwidened, widen
 from gradmem.trees import Tree, size, tree_map
 from gradmem.validation import descriptor, one_of, positive
 
@@ -449,6 +450,8 @@ class Learner(Stepping, ABC):
         if not self.grow or n is None or not self.criterion.is_cross_entropy:
             return
         if (classes := max(int(y.max()), *self.outputs.get(t, (0,))) + 1) > n:
+            self._undo += [unwidened(self.network), unfollowed(self.optimizer)]
+            self._undo.append(partial(setattr, self._inputs, "n_outputs", n))
             widen(self.network, classes)
             self._follow_network()
             self._inputs.n_outputs = classes

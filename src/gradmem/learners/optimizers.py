@@ -20,6 +20,7 @@ __all__ = [
     "optimizer_state",
     "padded",
     "predecessor",
+    "unfollowed",
 ]
 
 #: Parameters → their optimizer, such as `partial(torch.optim.AdamW, lr=1e-3)`.
@@ -152,3 +153,17 @@ def follow(
             params.append(new)
         group["params"] = params
     groups[0]["params"] += [w for w in weights if id(w) not in known]
+
+
+def unfollowed(optimizer: Optimizer) -> Callable[[], None]:
+    """What gives an optimizer the parameters and the state back that it has now."""
+    params = [(group, list(group["params"])) for group in optimizer.param_groups]
+    state = dict(optimizer.state)
+
+    def undo() -> None:
+        for group, weights in params:
+            group["params"] = weights
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+    return undo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class Stepping:
         self._task: Hashable | None = None
         self._waits = False
         self._noted: list[tuple[Tensor, Tensor]] = []
+        self._undo: list[Callable[[], None]] = []
         self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
@@ -89,7 +90,7 @@ class Stepping:
         weights = [w for o in optimizers for group in o.param_groups for w in group["params"]]
         gradients = [w.grad for w in weights if w.grad is not None]
         if self._guard is None:
-            self.require_finite(loss, torch.stack(torch._foreach_norm(gradients)))
+            self.require_finite(loss, torch.stack([g.sum() for g in gradients]))
         else:
             self._guard.look(loss, gradients)
         if self.clip is not None:
@@ -195,22 +196,30 @@ class Stepping:
         gone = {*optimizers}
         self._schedules = {o: one for o, one in self._schedules.items() if o not in gone}
 
+    def own_parts(self) -> Sequence[object]:
+        """Objects of the learner's own whose attributes `learn` replaces."""
+        return ()
+
     @contextmanager
     def _restored_on_error(self, t: Hashable, device: torch.device) -> Iterator[None]:
         """Put attributes, buffers and noted tensors back if `learn` raises.
 
-        Attributes are put back as they were before, so `learn` replaces their values before a step
-        and does not change them in place.
+        Attributes, of the learner and of its own parts, are put back as they were before, so
+        `learn` replaces their values before a step and does not change them in place. What cannot
+        be put back that way is undone by functions in `self._undo`.
         """
         noted: list[tuple[Tensor, Tensor]] = []
-        self._noted = noted
+        self._noted, self._undo = noted, []
         if self._has_buffers and (device.type != "cuda" or self._waits):
             self.note(self.module(t).buffers())
-        before = vars(self).copy()
+        before = [(part, vars(part).copy()) for part in (self, *self.own_parts())]
         try:
             yield
         except BaseException:  # an interrupt as well
-            vars(self).update(before)
+            for undo in self._undo:
+                undo()
+            for part, values in before:
+                vars(part).update(values)
             with torch.no_grad():
                 for tensor, value in noted:
                     tensor.copy_(value)

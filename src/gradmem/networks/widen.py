@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
 from gradmem.validation import positive_int
 
-__all__ = ["fit_outputs", "widen"]
+__all__ = ["fit_outputs", "unwidened", "widen"]
 
 
 def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
@@ -64,6 +64,19 @@ def widen(network: nn.Module, n_outputs: int) -> nn.Linear:
         setattr(layer, name, wide)
     layer.out_features = n_outputs
     return layer
+
+
+def unwidened(network: nn.Module) -> Callable[[], None]:
+    """What gives the last linear layer the parameters back that it has now."""
+    layer = [part for part in network.modules() if isinstance(part, nn.Linear)][-1]
+    before, n_outputs = list(layer.named_parameters(recurse=False)), layer.out_features
+
+    def undo() -> None:
+        for name, parameter in before:
+            setattr(layer, name, parameter)
+        layer.out_features = n_outputs
+
+    return undo
 
 
 def fit_outputs(network: nn.Module, state: Mapping[str, Tensor]) -> None:

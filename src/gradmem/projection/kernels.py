@@ -269,7 +269,7 @@ def solve(
     change = tl.where(c == 0, (violated > 0).to(tl.int32), 0)
     change = tl.where(c == 1, violated, change)
     change = tl.where(c == 2, tl.sum((v > 0).to(tl.int32), 0), change)
-    change = tl.where(c == 3, steps, change).to(tl.int64)
+    change = tl.where((c == 3) & (broken == 0), steps, tl.where(broken > 0, 0, change)).to(tl.int64)
     before = tl.load(counts + c)
     if FLAGGED and not INDEXED:  # the chosen rows were not enough: count this instead
         before -= tl.load(own + c)

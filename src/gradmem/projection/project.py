@@ -24,11 +24,12 @@ def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift
     the result on, along the rows of G: towards lowering the old losses more, but no longer closest,
     and under "shift" not always within the constraints.
 
-    Rows may be parallel, opposite, repeated, zero or nearly dependent, and of any scale from 1e-30
-    to 1e30. How exact the result is on a CPU, with ε = 2e-5 in single and 2e-11 in double precision
-    (`BOUNDS`, for the coarser of g and G), z = g̃ without what the margin added under "shift", v ≥ 0
-    the weights that the dual gave, and size = |g| + γ Σ|g_k|: ⟨z, g_k⟩ ≥ −ε size |g_k| for all k;
-    v_k |⟨z, g_k⟩| ≤ ε size max v_i |g_i|; and g + Gᵀ(v + γ) is g̃ up to ε (size + Σ v_k |g_k|).
+    Rows may be parallel, opposite, repeated, zero or nearly dependent; they and g of any scale from
+    1e-30 to 1e30 (a float32 below 1e-37 does not have all of its digits). How exact the result is
+    on a CPU, with ε = 2e-5 in single and 2e-11 in double precision (`BOUNDS`, for the coarser of g
+    and G), z = g̃ without what the margin added under "shift", v ≥ 0 the weights that the dual gave,
+    and size = |g| + γ Σ|g_k|: ⟨z, g_k⟩ ≥ −ε size |g_k| for all k; v_k |⟨z, g_k⟩| ≤ ε size max v_i
+    |g_i|; and g + Gᵀ(v + γ) is g̃ up to ε (size + Σ v_k |g_k|).
 
     Parameters
     ----------
