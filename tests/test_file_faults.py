@@ -284,12 +284,12 @@ def test_a_folder_that_becomes_a_file_during_a_run_is_a_clear_error(tmp_path, mo
     out = tmp_path / "run"
     on_task = RunFolder.on_task
 
-    def remove(target, progress):
+    def replace(target, progress):
         remove(out)
         out.write_text("")
         on_task(target, progress)
 
-    monkeypatch.setattr(RunFolder, "on_task", remove)
+    monkeypatch.setattr(RunFolder, "on_task", replace)
     size = ["--data", "sample", "--tasks", 2, "--examples", 30, "--learner", "single"]
     assert command(monkeypatch, "run", "--benchmark", "mnist-rotations", *size, "--out", out) != 0
     said = capsys.readouterr().err
