@@ -691,3 +691,56 @@ def test_a_gradient_that_is_not_finite_is_noticed_in_a_bare_loop():
     learner = gm.Single(gm.mlp([6, 8, 5]).cuda(), lr=1e30)
     with pytest.raises(FloatingPointError, match="not finite"):
         observe_tasks(learner)
+
+
+class Killed(Exception):  # noqa: N818
+    pass
+
+
+class Kill:
+    """Ends a run after so many examples."""
+
+    def on_batch(self, progress):
+        if progress.examples >= 130:
+            raise Killed
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_a_run_on_a_gpu_goes_on_bit_for_bit(kind, optimizer, tmp_path):
+    """With deterministic algorithms; the graphs are recorded anew."""
+    continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=60, data="sample")
+
+    def made():
+        return kind(gm.mlp([784, 20, 10], seed=0).cuda(), optimizer=OPTIMIZERS[optimizer])
+
+    whole, resumed = made(), made()
+    expected = gm.run(whole, continuum)
+    with pytest.raises(Killed):
+        gm.run(made(), continuum, checkpoint=tmp_path, save_every=50, callbacks=[Kill()])
+    found = gm.run(resumed, continuum, checkpoint=tmp_path)
+    assert np.array_equal(found.R, expected.R)
+    _same(whole.state_dict(), resumed.state_dict(), "going on led elsewhere")
+
+
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_a_file_moves_between_cpu_and_gpu(kind, tmp_path):
+    x, y = torch.randn(10, 6), torch.arange(10) % 5
+    learners = [kind(gm.mlp([6, 8, 5], seed=0).to(device), lr=0.05) for device in ("cuda", "cpu")]
+    for t in "ab":
+        learners[0].observe(x.cuda(), t, y.cuda())
+    for one, other, device in ((*learners, "cpu"), (*learners[::-1], "cuda")):
+        one.save(tmp_path / "learner")
+        other.load(tmp_path / "learner")
+        outputs = [learner.forward(x.to(learner.device), "a").cpu() for learner in learners]
+        torch.testing.assert_close(*outputs)
+        other.observe(x.to(device), "c", y.to(device))

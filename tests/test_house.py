@@ -1,6 +1,7 @@
 """Arrows point one way: a room imports only from rooms below it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ FLOORS = [
     {"__main__"},
 ]
 ROOT = Path(gradmem.__file__).parent
+TESTS = Path(__file__).parent
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -78,3 +80,11 @@ def test_no_files_of_a_room_import_each_other():
         return seen
 
     assert not [module for module in edges if module in reach(module)]
+
+
+def test_every_test_that_a_guarantee_names_exists():
+    text = (TESTS.parent / "docs/GUARANTEES.md").read_text("utf-8")
+    tests = "".join(path.read_text("utf-8") for path in TESTS.glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > 40
+    assert not [name for name in sorted(named) if f"def {name}(" not in tests]
