@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from gradmem.memory.policies.offer import Offer
-from gradmem.memory.policies.policy import Policy, Row
+from gradmem.memory.policies.policy import Policy, Row, positions
 
 __all__ = ["Balanced"]
+
+#: Slots that are drawn at once to find one of a class, and how often before all are looked at.
+DRAWN, TRIES = 64, 16
 
 
 class Balanced(Policy):
@@ -37,52 +41,88 @@ class Balanced(Policy):
         classes = row.offered.y.detach().cpu().long()
         own = row.slot_numbers("class", classes)
         count = row.count
-        kept = _counts(own[:count])
+        if "kept" not in row.cache:
+            row.cache["kept"] = _counts(own[:count])
+        kept = row.cache["kept"]
         for i, c in enumerate(classes.tolist()):
             seen = row.totals.get(f"seen {c}", torch.zeros((), dtype=torch.long)) + 1
             row.totals[f"seen {c}"] = seen
             if count < row.size:
                 slot, count = count, count + 1
             else:
-                slot = self._slot(own, kept, c, int(seen), generator)
-                if slot < 0:
+                instead = self._instead(kept, c, int(seen), generator)
+                if instead is None:
                     continue
-                kept[int(own[slot])] -= 1
+                slot = _one_of(own, instead, generator)
+                kept[instead] -= 1
             own[slot] = c
             kept[c] = kept.get(c, 0) + 1
             yield slice(i, i + 1), slot
 
-    def _slot(
-        self, own: Tensor, kept: dict[int, int], c: int, seen: int, generator: Generator
-    ) -> int:
-        """The slot that the newest of `seen` examples of class c takes; −1 for none."""
+    def _instead(self, kept: dict[int, int], c: int, seen: int, generator: Generator) -> int | None:
+        """The class that gives a slot to the newest of `seen` examples of class c, if any does."""
         mine, most = kept.get(c, 0), max(kept.values())
         if mine == most or mine < seen - 1:  # a uniform sample of the class's own
-            if _below(seen, generator) >= mine:
-                return -1
-            instead = c
-        else:
-            instead = min(other for other, k in kept.items() if k == most)
-        places = (own == instead).nonzero()[:, 0]
-        return int(places[_below(len(places), generator)])
+            return c if int(_random(1, generator) * seen) < mine else None
+        return min(other for other, n in kept.items() if n == most)
 
     def kept(self, row: Row, size: int, generator: Generator) -> Tensor:
-        order = torch.randperm(row.count, generator=generator)
-        classes = row.slots["class"][: row.count][order]
-        by_class = order[classes.argsort(stable=True)]
-        counts = torch.tensor([*_counts(classes).values()])
-        starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-        # of each class, in random order: first one example of each, then a second one, …
-        rounds = (torch.arange(row.count) - starts).argsort(stable=True)
-        return by_class[rounds[:size]].sort().values
+        ids = row.slots["class"][: row.count]
+        counts = torch.tensor([*_counts(ids).values()])
+        slots = torch.from_numpy(np.argsort(_short(ids).numpy(), kind="stable"))
+        some = [
+            own if n == len(own) else own[torch.randperm(len(own), generator=generator)[:n]]
+            for own, n in zip(
+                slots.split(counts.tolist()), _equal_parts(counts, size).tolist(), strict=True
+            )
+        ]
+        return positions(torch.cat(some), row.count)
 
 
-def _counts(classes: Tensor) -> dict[int, int]:
-    """Class → how many there are, in the order of class ids."""
-    found, counts = classes.unique(return_counts=True)
+def _equal_parts(counts: Tensor, size: int) -> Tensor:
+    """How many of each class stay if `size` are to stay in all, as equally many as may be."""
+    low, high = 0, int(counts.max())
+    while low < high:  # the largest number that each class may keep without being too many
+        middle = (low + high + 1) // 2
+        if int(counts.clamp(max=middle).sum()) <= size:
+            low = middle
+        else:
+            high = middle - 1
+    parts = counts.clamp(max=low)
+    more = (counts > low).nonzero()[:, 0][: size - int(parts.sum())]
+    parts[more] += 1
+    return parts
+
+
+def _one_of(own: Tensor, c: int, generator: Generator) -> int:
+    """A random slot of class c: of slots that are drawn, the first one that is."""
+    for _ in range(TRIES):
+        slots = (_random(DRAWN, generator) * len(own)).long()
+        found = (own[slots] == c).nonzero()
+        if len(found):
+            return int(slots[found[0, 0]])
+    places = (own == c).nonzero()[:, 0]
+    return int(places[int(_random(1, generator) * len(places))])
+
+
+def _counts(ids: Tensor) -> dict[int, int]:
+    """Class → how many there are, in the order of their ids."""
+    if not len(ids):
+        return {}
+    short = _short(ids)
+    if short.dtype == torch.int16:
+        counts, first = short.int().bincount(), int(ids.min())
+        found = counts.nonzero()[:, 0]
+        return dict(zip((found + first).tolist(), counts[found].tolist(), strict=True))
+    found, counts = ids.unique(return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def _below(n: int, generator: Generator) -> int:
-    """A random whole number below n."""
-    return int(torch.rand((), dtype=torch.float64, generator=generator) * n)
+def _short(ids: Tensor) -> Tensor:
+    """Class ids from zero on in two bytes, which sort in O(n); as they are if that is too few."""
+    low, high = (int(end) for end in ids.aminmax())
+    return (ids - low).short() if high - low < 2**15 else ids
+
+
+def _random(n: int, generator: Generator) -> Tensor:
+    return torch.rand(n, dtype=torch.float64, generator=generator)

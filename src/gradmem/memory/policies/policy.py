@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Generator, Tensor
 
 from gradmem.memory.policies.offer import Offer
 
-__all__ = ["Policy", "Row"]
+__all__ = ["Policy", "Row", "positions"]
 
 
 @dataclass
@@ -33,6 +35,9 @@ class Row:
     totals
         A policy's own sums over all examples seen: name → tensor on the CPU. They are saved, and
         added up when two rows become one.
+    cache
+        What a policy worked out from `slots` and does not want to work out again. It is emptied
+        whenever the examples change other than by `Policy.places`, and not saved.
     tasks
         The tasks whose examples these are, in the order in which they were first observed.
     place, padded
@@ -47,6 +52,7 @@ class Row:
     offer: Offer | None = None
     slots: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     tasks: list[Hashable] = field(default_factory=list)
     place: int = 0
     padded: bool = False
@@ -104,3 +110,10 @@ class Policy(ABC):
     def joined(self, row: Row) -> None:
         """Adapt `row.slots` of a row that was made of two, one after the other."""
         del row  # nothing in them depends on other examples, unless a policy says so
+
+
+def positions(chosen: Tensor, count: int) -> Tensor:
+    """Different positions below `count` in ascending order, faster than they can be sorted."""
+    stays = torch.zeros(count, dtype=torch.bool)
+    stays[chosen] = True
+    return stays.nonzero()[:, 0]
