@@ -252,3 +252,48 @@ def test_a_sample_has_masks_for_all_tasks_or_for_none():
 
     ((_, _, masks),) = memory.sample("ac", None, masks_of)
     assert masks.tolist() == [[True] * 3] * 2 + [[True, False, False]] * 2
+
+
+def test_ewc_remembers_the_current_task_in_a_memory_of_ones_own():
+    learner = gm.EWC(gm.mlp([1, 4, 3]), memory=EpisodicMemory(4, keep="reservoir"))
+    x = torch.arange(9.0)[:, None] / 9
+    for t in "ab":
+        learner.observe(x, t, torch.arange(9) % 3)
+        assert list(learner.memory) == [t]
+        assert learner.memory.count(t) == 4
+    assert any(part.any() for part in learner.curvature)
+
+
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM])
+def test_learners_take_a_policy_and_its_seed_is_theirs(kind):
+    def kept(seed):
+        learner = kind(gm.mlp([1, 4, 3]), memories=4, keep="reservoir", seed=seed)
+        for start in range(0, 40, 10):
+            numbers = torch.arange(start, start + 10)
+            learner.observe(numbers[:, None] / 40, "a", numbers % 3)
+        return learner.memory["a"][0].flatten().tolist()
+
+    assert kept(1) == kept(1)
+    assert kept(1) != kept(2)
+    with pytest.raises(ValueError, match="limits of its own"):
+        kind(gm.mlp([1, 3]), memory=EpisodicMemory(4), keep="first")
+
+
+def test_states_of_before_there_were_groups_load():
+    memory = EpisodicMemory(3)
+    for t in "ab":
+        add(memory, t, ord(t), 5)
+    state = memory.state_dict()
+    del state["groups"]
+    state["tasks"] = {t: kept[:4] for t, kept in state["tasks"].items()}
+    other = EpisodicMemory(3)
+    other.load_state_dict(state)
+    assert other.groups == [("a",), ("b",)]
+    assert other["b"][1].tolist() == memory["b"][1].tolist()
+
+
+def test_raw_bytes_stay_bytes():
+    memory = EpisodicMemory(budget=10)
+    memory.add(torch.zeros(4, 28, dtype=torch.uint8), "a", torch.zeros(4, dtype=torch.int8))
+    assert memory["a"][0].dtype == torch.uint8
+    assert memory.bytes == 10 * (28 + 1)

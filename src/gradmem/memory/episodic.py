@@ -293,7 +293,8 @@ class EpisodicMemory:
     def __getitem__(self, t: Hashable) -> tuple[Tree, Tree]:
         """(x, y) kept for task t and those it shares its memories with, oldest first; a copy."""
         rows, row = self._places[t]
-        return rows.by_age(row)
+        x, y = rows.by_age(row)
+        return to(x, rows.home), to(y, rows.home)
 
     def labels(self, t: Hashable) -> Tree:
         """Y kept for task t and those it shares its memories with, in no order; without a copy."""
