@@ -1,7 +1,7 @@
 """Which examples are worth remembering, streams of many tasks, and memories of many examples.
 
     python -m benchmarks.policies compare [--data FOLDER] [--device cuda] [--workers 8]
-    python -m benchmarks.policies thousand [--groups 100]
+    python -m benchmarks.policies thousand [--groups 20,100] [--join age,gradients]
     python -m benchmarks.policies million [--keep last,reservoir]
 
 `compare` runs GEM with every policy on both MNIST benchmarks, for some sizes of the memory, and
@@ -164,6 +164,31 @@ class Replay(gm.Learner):
         return loss
 
 
+class ByGradients(gm.EpisodicMemory):
+    """Joins the two rows whose gradients point in the most similar direction, of whatever age."""
+
+    learner: gm.GEM
+
+    def _neighbours(self) -> Any:
+        G = torch.nn.functional.normalize(self.learner.constraints.gradients(), dim=1)
+        pairs = torch.triu_indices(len(G), len(G), offset=1)
+        first, second = pairs[:, (G @ G.T)[tuple(pairs)].argmax()].tolist()
+        rows = self._by_age()
+        return rows[first][0], rows[first][1], rows[second][1]
+
+
+#: How rows are chosen that are joined when there are too many.
+JOINED = {"age": gm.EpisodicMemory, "gradients": ByGradients}
+
+
+def new_gem(groups: int, keep: str, joined: str, budget: int) -> gm.GEM:
+    memory = JOINED[joined](budget=budget, groups=groups, keep=keep)
+    learner = gm.GEM(gm.mlp(), memory=memory, **GEM)
+    if isinstance(memory, ByGradients):
+        memory.learner = learner
+    return learner
+
+
 def digits(n_tasks: int, examples: int) -> Iterator[tuple[gm.Continuum, list[Any]]]:
     """Turned digits of many tasks, in parts of at most 50 tasks, with their test sets."""
     whole = partial(gm.mnist_rotations, n_tasks, examples, data="sample")
@@ -194,12 +219,11 @@ def learn_thousand(learner: gm.Learner, arguments: argparse.Namespace) -> dict[s
 def thousand(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     print(machine("cpu"))
-    memory = partial(gm.EpisodicMemory, budget=arguments.budget)
     learners = {"single": gm.Single(gm.mlp(), lr=0.1)}
     learners["replay"] = Replay(gm.mlp(), budget=arguments.budget, lr=0.1)
-    for groups, keep in product(arguments.groups, arguments.keep):
-        name = f"GEM, {groups} groups, {keep}"
-        learners[name] = gm.GEM(gm.mlp(), memory=memory(groups=groups, keep=keep), **GEM)
+    for groups, keep, joined in product(arguments.groups, arguments.keep, arguments.join):
+        name = f"GEM, {groups} groups by {joined}, {keep}"
+        learners[name] = new_gem(groups, keep, joined, arguments.budget)
     found = {}
     print("| learner | ACC | median step, ms | 99% of steps below, ms | longest, ms | groups |")
     print("|---" * 6 + "|")
@@ -296,6 +320,7 @@ def main() -> None:
     two.add_argument("--budget", type=int, default=2000)
     two.add_argument("--groups", type=numbers, default=[100])
     two.add_argument("--keep", type=names, default=["last"])
+    two.add_argument("--join", type=names, default=["age"])
     two.set_defaults(action=thousand)
     three = commands.add_parser("million")
     three.add_argument("--budget", type=int, default=1_000_000)

@@ -297,3 +297,27 @@ def test_raw_bytes_stay_bytes():
     memory.add(torch.zeros(4, 28, dtype=torch.uint8), "a", torch.zeros(4, dtype=torch.int8))
     assert memory["a"][0].dtype == torch.uint8
     assert memory.bytes == 10 * (28 + 1)
+
+
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM, gm.EWC])
+def test_memory_that_is_kept_elsewhere_is_moved_to_where_it_is_used(kind):
+    """To torch, "cpu:0" is another device than "cpu", though the memory is the same."""
+
+    def learned(device):
+        learner = kind(gm.mlp([4, 8, 3], seed=0), memory=EpisodicMemory(budget=12, device=device))
+        generator = torch.Generator().manual_seed(0)
+        for t in (0, 1, 2, 1, 3):
+            for _ in range(4):
+                x = torch.randn(7, 4, generator=generator)
+                learner.observe(x, t, torch.arange(7) % 3)
+        return learner
+
+    here, there = learned(None), learned("cpu:0")
+    for one, other in zip(here.network.parameters(), there.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    if kind is gm.GEM:
+        (stack,) = there.memory.others(None)
+        (again,) = there.memory.others(None)
+        assert stack.x.data_ptr() == again.x.data_ptr()  # what a CUDA graph refers to
+        rows = there.memory._places[0][0]
+        assert stack.x.data_ptr() != rows.x.data_ptr()
