@@ -2,7 +2,6 @@
 
 import copy
 import io
-from functools import partial
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.memory.policies import POLICIES, Policy
+from gradmem.memory.policies import Policy
 
 
 def batch(n=8, seed=0):
@@ -332,24 +331,6 @@ def test_a_policy_of_ones_own_serves():
     for seed in range(3):
         memory.add(batch(seed=seed)[0], "a", batch(seed=seed)[1])
     assert torch.equal(memory.memory["a"][0], batch(seed=0)[0][:5])
-
-
-@pytest.mark.parametrize("keep", POLICIES)
-def test_policies_keep_to_their_room_and_go_on_from_a_state(keep):
-    make = partial(gm.EpisodicMemory, budget=12, keep=keep, seed=3)
-    memory, other = make(), make()
-    for step in range(40):
-        t = "abc"[min(2, step // 10)]
-        numbers = torch.arange(7 * step, 7 * step + 7)
-        for one in (memory, other):
-            one.add(numbers[:, None].float(), t, numbers)
-        if step == 17:
-            other = make()
-            other.load_state_dict(memory.state_dict())
-        assert sum(memory.count(task) for task in memory) <= 12
-    for t in memory:
-        assert torch.equal(memory[t][1], other[t][1])
-        assert len(set(memory[t][1].tolist())) == 4
 
 
 def test_a_reservoir_keeps_every_example_with_the_same_probability():

@@ -143,12 +143,30 @@ def test_what_it_remembers_is_its_own():
     assert {tuple(row) for row in kept.tolist()} == {tuple(row) for row in x.tolist()}
 
 
-def test_the_memory_that_is_given_up_is_freed():
-    learner = trained(4, budget=12)
-    x, y = two_classes(3)
-    learner.observe(x, "another", y)
-    for own in learner.kept.values():
-        assert own.untyped_storage().nbytes() == own.numel() * own.element_size()
+def test_exemplars_take_the_room_of_the_budget_whatever_is_given_up():
+    for n_tasks in (2, 3, 4):
+        assert trained(n_tasks, budget=12).memory.bytes == 12 * (3 * 4 + 8)
+
+
+def test_exemplars_lie_in_a_memory_by_class_which_may_be_given():
+    learner = trained(3, memory=gm.EpisodicMemory(memories=2, keep="first"))
+    assert list(learner.memory) == [0, 1, 2, 3]  # the current task's come when it is over
+    for y in learner.memory:
+        x, labels = learner.memory[y]
+        assert labels.tolist() == [y, y]
+        assert torch.equal(x, learner.exemplars()[y])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory": gm.EpisodicMemory(8)}, r'EpisodicMemory\(…, keep="first"\).*got Episodic'),
+        ({"memory": gm.EpisodicMemory(8, keep="first"), "budget": 4}, "limits of its own"),
+    ],
+)
+def test_a_memory_for_exemplars_that_does_not_fit_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gm.ICaRL(gm.mlp([3, 4]), **settings)
 
 
 def test_inputs_of_another_shape_are_refused_although_the_network_takes_them():

@@ -55,15 +55,124 @@ def test_a_budget_is_shared_equally_and_shrinks_to_the_newest():
     assert memory[0][1].tolist() == [19, 50]
 
 
-def test_a_budget_too_small_for_the_tasks_is_named_and_nothing_is_lost():
-    learner = gm.GEM(gm.mlp([4, 8, 3]), budget=2)
+def test_more_tasks_than_the_budget_share_their_memories():
+    learner = gm.GEM(gm.mlp([4, 8, 3]), budget=3)
     x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
-    for t in "ab":
+    for t in "abcdefg":
         learner.observe(x, t, y)
-    with pytest.raises(ValueError, match="one example for each of 3 tasks, got 2"):
-        learner.observe(x, "c", y)
-    assert list(learner.memory) == ["a", "b"]
-    assert learner.steps == 2
+        assert sum(len(stack.y.flatten()) for stack in learner.memory.others(None)) <= 3
+    assert learner.memory.groups == [("a", "b", "c", "d"), ("e", "f"), ("g",)]
+    assert learner.constraints.gradients().shape[0] == 3
+
+
+def test_neighbours_with_the_fewest_tasks_are_joined_and_each_keeps_its_part():
+    memory = EpisodicMemory(budget=12, groups=3)
+    for t in range(4):
+        add(memory, t, 100 * t, 6)
+    assert memory.groups == [(0, 1), (2,), (3,)]
+    assert memory[0][1].tolist() == memory[1][1].tolist() == [4, 5, 104, 105]
+    add(memory, 4, 400, 6)
+    assert memory.groups == [(0, 1), (2, 3), (4,)]
+    add(memory, 1, 150, 2)  # a task that comes back, in the row that it shares
+    assert memory[0][1].tolist() == [104, 105, 150, 151]
+    add(memory, 5, 500, 1)  # the newest, (4,), would make the largest row
+    assert memory.groups == [(0, 1, 2, 3), (4,), (5,)]
+    assert memory[3][1].tolist() == [105, 151, 205, 305]
+
+
+def test_no_row_becomes_much_larger_than_the_others():
+    memory = EpisodicMemory(budget=40, groups=20)
+    for t in range(500):
+        add(memory, t, t, 2)
+    sizes = [len(group) for group in memory.groups]
+    assert len(sizes) == 20
+    assert max(sizes) <= 3 * 500 / 20
+    assert [t for group in memory.groups for t in group] == list(range(500))
+
+
+def test_a_row_that_is_shared_is_a_constraint_for_each_of_its_tasks():
+    memory = EpisodicMemory(2, groups=2)
+    for t in range(3):
+        add(memory, t, 10 * t, 2)
+    assert memory.groups == [(0, 1), (2,)]
+    (both,) = memory.others(0)
+    assert both.y.tolist() == [[1, 11], [20, 21]]
+    (shared,) = memory.others(2)
+    assert shared.y.tolist() == [[1, 11]]
+    assert [stack.y.tolist() for stack in memory.stacks([0, 1])] == [[[1, 11]]]
+
+
+def test_what_is_added_to_a_row_that_is_shared_is_found_among_the_others():
+    memory = EpisodicMemory(4, groups=1)
+    for t in range(2):
+        add(memory, t, 10 * t, 1)
+        assert memory.groups == [tuple(range(t + 1))]
+    for n in (3, 4):
+        assert memory.others(1) is memory.others(1)
+        add(memory, 1, 20 + n, 1)
+        assert memory.others(1)[0].counts == (n,)
+
+
+def test_a_row_that_is_shared_has_the_outputs_of_all_its_tasks():
+    memory = EpisodicMemory(2, groups=2)
+    for t in range(4):
+        add(memory, t, 10 * t, 2)
+
+    def masks_of(tasks):
+        return torch.eye(4)[list(tasks)].bool()
+
+    assert memory.groups == [(0, 1, 2), (3,)]
+    (stack,) = memory.others(None, masks_of)
+    assert stack.masks.int().tolist() == [[1, 1, 1, 0], [0, 0, 0, 1]]
+    ((_, y, masks),) = memory.sample([0, 3], None, masks_of)
+    assert [sum(mask) for mask in masks.tolist()] == [3 if one < 30 else 1 for one in y]
+
+
+def test_examples_of_different_kinds_share_nothing():
+    memory = EpisodicMemory(budget=2)
+    add(memory, "a", 0, 2)
+    memory.add(torch.zeros(2, 7), "wide", torch.zeros(2).long())
+    with pytest.raises(ValueError, match=r"a row for each of 3 kinds of examples.*got 2"):
+        memory.add(torch.zeros(2, 8), "wider", torch.zeros(2).long())
+    add(memory, "b", 10, 1)
+    memory.add(torch.zeros(2, 7), "c", torch.ones(2).long())
+    assert memory.groups == [("a", "b"), ("wide", "c")]
+
+
+def test_memories_that_shrink_stay_where_they_are():
+    memory = EpisodicMemory(budget=60)
+    places = set()
+    for t in range(20):
+        add(memory, t, 100 * t, 60)
+        places.add(memory.others(None)[0].x.data_ptr())
+        assert memory.bytes == 60 * (4 + 8)
+    assert len(places) == 1
+    assert [memory[t][1].tolist() for t in (0, 19)] == [[57, 58, 59], [1957, 1958, 1959]]
+
+
+def test_a_memory_holding_examples_leaves_the_first_as_it_was():
+    memory = EpisodicMemory(budget=6, keep="first")
+    add(memory, "a", 0, 4)
+    x, y = memory["a"]
+    other = memory.holding({"b": (x[:3], y[:3]), "c": (x, y)})
+    assert other["b"][1].tolist() == other["c"][1].tolist() == [0, 1, 2]
+    assert memory["a"][1].tolist() == [0, 1, 2, 3]
+    assert list(memory.holding({})) == []
+    crowd = memory.holding(dict.fromkeys(range(9), (x, y)))
+    assert (len(crowd), len(crowd.groups)) == (9, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"groups": 0}, "groups must be at least 1, got 0"),
+        ({"pin": True}, 'device="cpu", got None'),
+        ({"pin": 1}, "pin must be True or False, got 1"),
+    ],
+)
+def test_limits_that_make_no_sense_are_named(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        EpisodicMemory(**settings)
 
 
 def test_what_is_kept_is_a_copy():
@@ -143,3 +252,72 @@ def test_a_sample_has_masks_for_all_tasks_or_for_none():
 
     ((_, _, masks),) = memory.sample("ac", None, masks_of)
     assert masks.tolist() == [[True] * 3] * 2 + [[True, False, False]] * 2
+
+
+def test_ewc_remembers_the_current_task_in_a_memory_of_ones_own():
+    learner = gm.EWC(gm.mlp([1, 4, 3]), memory=EpisodicMemory(4, keep="reservoir"))
+    x = torch.arange(9.0)[:, None] / 9
+    for t in "ab":
+        learner.observe(x, t, torch.arange(9) % 3)
+        assert list(learner.memory) == [t]
+        assert learner.memory.count(t) == 4
+    assert any(part.any() for part in learner.curvature)
+
+
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM])
+def test_learners_take_a_policy_and_its_seed_is_theirs(kind):
+    def kept(seed):
+        learner = kind(gm.mlp([1, 4, 3]), memories=4, keep="reservoir", seed=seed)
+        for start in range(0, 40, 10):
+            numbers = torch.arange(start, start + 10)
+            learner.observe(numbers[:, None] / 40, "a", numbers % 3)
+        return learner.memory["a"][0].flatten().tolist()
+
+    assert kept(1) == kept(1)
+    assert kept(1) != kept(2)
+    with pytest.raises(ValueError, match="limits of its own"):
+        kind(gm.mlp([1, 3]), memory=EpisodicMemory(4), keep="first")
+
+
+def test_states_of_before_there_were_groups_load():
+    memory = EpisodicMemory(3)
+    for t in "ab":
+        add(memory, t, ord(t), 5)
+    state = memory.state_dict()
+    del state["groups"]
+    state["tasks"] = {t: kept[:4] for t, kept in state["tasks"].items()}
+    other = EpisodicMemory(3)
+    other.load_state_dict(state)
+    assert other.groups == [("a",), ("b",)]
+    assert other["b"][1].tolist() == memory["b"][1].tolist()
+
+
+def test_raw_bytes_stay_bytes():
+    memory = EpisodicMemory(budget=10)
+    memory.add(torch.zeros(4, 28, dtype=torch.uint8), "a", torch.zeros(4, dtype=torch.int8))
+    assert memory["a"][0].dtype == torch.uint8
+    assert memory.bytes == 10 * (28 + 1)
+
+
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM, gm.EWC])
+def test_memory_that_is_kept_elsewhere_is_moved_to_where_it_is_used(kind):
+    """To torch, "cpu:0" is another device than "cpu", though the memory is the same."""
+
+    def learned(device):
+        learner = kind(gm.mlp([4, 8, 3], seed=0), memory=EpisodicMemory(budget=12, device=device))
+        generator = torch.Generator().manual_seed(0)
+        for t in (0, 1, 2, 1, 3):
+            for _ in range(4):
+                x = torch.randn(7, 4, generator=generator)
+                learner.observe(x, t, torch.arange(7) % 3)
+        return learner
+
+    here, there = learned(None), learned("cpu:0")
+    for one, other in zip(here.network.parameters(), there.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    if kind is gm.GEM:
+        (stack,) = there.memory.others(None)
+        (again,) = there.memory.others(None)
+        assert stack.x.data_ptr() == again.x.data_ptr()  # what a CUDA graph refers to
+        rows = there.memory._places[0][0]
+        assert stack.x.data_ptr() != rows.x.data_ptr()

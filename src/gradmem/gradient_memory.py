@@ -24,6 +24,8 @@ from gradmem.gradients import (
     MemoryGradients,
     Objective,
     Transform,
+    attach,
+    evaluating,
 )
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
@@ -44,7 +46,8 @@ class LastProjection:
     Attributes
     ----------
     tasks
-        The past tasks, in the order of the other fields.
+        The past tasks, in the order of the other fields. Of tasks that share their memories, the
+        first one (see `EpisodicMemory.groups`).
     violated
         Those whose loss the step would have raised.
     cosines
@@ -154,6 +157,7 @@ class GradientMemory:
             memory_limit,
             precision,
         )
+        attach(self.memory, self.engine.objective)
         self._inputs = Inputs(self.engine.objective.criterion)
         self._weights = parameters(model)
         self._last: list[Stack] | None = None
@@ -173,13 +177,8 @@ class GradientMemory:
     @torch.no_grad()
     def _evaluated(self, x: Tree) -> Any:
         """The model's outputs in evaluation mode; its parts are put back into their modes."""
-        training = [part for part in self.model.modules() if part.training]
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             return self.engine.objective.outputs(x)
-        finally:
-            for part in training:
-                part.training = True
 
     def project_(self, t: Hashable) -> None:
         """Project the parameters' `.grad` in place, for a step on task t.
@@ -240,7 +239,10 @@ class GradientMemory:
             self._project_update(past, G, before, size)
 
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
-        """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor."""
+        """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
+
+        Tasks that share their memories have one row.
+        """
         tasks = list(self.memory if tasks is None else tasks)
         if unknown := [t for t in tasks if t not in self.memory]:
             raise KeyError(f"no examples of task {unknown[0]!r} are remembered")

@@ -2,6 +2,7 @@
 
 from gradmem.gradients.choice import METHODS
 from gradmem.gradients.engine import MemoryGradients
+from gradmem.gradients.examples import attach, evaluating, with_last_inputs
 from gradmem.gradients.flat import gradient, loss_gradient, parameters, set_gradient
 from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
@@ -16,9 +17,12 @@ __all__ = [
     "MemoryGradients",
     "Objective",
     "Transform",
+    "attach",
+    "evaluating",
     "gradient",
     "loss_gradient",
     "masked",
     "parameters",
     "set_gradient",
+    "with_last_inputs",
 ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradients import loss_gradient, parameters, set_gradient
+from gradmem.gradients import attach, loss_gradient, parameters, set_gradient
 from gradmem.learners.learner import Learner
+from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
-from gradmem.memory import EpisodicMemory, memory_of
+from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.projection import Projection
 from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
@@ -30,11 +31,13 @@ class AGEM(Learner):
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
         See `Learner`.
     memory
-        An `EpisodicMemory`, in place of `memories` and `budget`.
+        An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
     memories
-        Examples remembered per task: its last ones.
+        Examples remembered per task.
     budget
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+    keep
+        Which examples are remembered: a task's "last", or another policy of `EpisodicMemory`.
     sample
         How many of the other tasks' examples, drawn anew in each step, make the average; all of
         them if None.
@@ -51,16 +54,15 @@ class AGEM(Learner):
         memory: EpisodicMemory | None = None,
         memories: int = 256,
         budget: int | None = None,
+        keep: str | Policy = "last",
         sample: int | None = 256,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(network, **common)
-        self.memory = memory_of(memory, memories, budget)
+        self.memory = memory_of(memory, memories, budget, keep, seed=common.get("seed", 0))
+        attach(self.memory, objective_of(self))
         self.sample = None if sample is None else positive_int("sample", sample)
         self.project = Projection()
-
-    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
-        self.memory.share(len({*self.memory, *tasks}))
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
@@ -87,7 +89,7 @@ class AGEM(Learner):
 
         inputs = (x, y, self.mask(t), *chain(*remembered))
         loss = self.take(len(remembered), t, step, *inputs)
-        self.memory.put(x, t, y)
+        self.memory.put(x, t, y, self.mask(t))
         return loss
 
     def own_parts(self) -> Sequence[object]:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradmem.gradients import parameters
+from gradmem.gradients import attach, parameters
 from gradmem.learners.learner import Learner
+from gradmem.learners.objectives import objective_of
 from gradmem.learners.optimizers import padded
 from gradmem.learners.settings import Common
-from gradmem.memory import EpisodicMemory
+from gradmem.memory import EpisodicMemory, memory_of
 from gradmem.trees import Tree, size, take
 from gradmem.validation import non_negative, one_of
 
@@ -38,6 +39,9 @@ class EWC(Learner):
         How many of a task's examples its Fisher information F is estimated from: its first ones,
         since the gradient at what was learned last is small and says little (measured on MNIST
         permutations with 10 memories: ACC 0.60 with the first, 0.55 with the last).
+    memory
+        An `EpisodicMemory`, in place of `memories`, if other examples than the first are to serve.
+        It holds the current task's examples only.
     fisher
         "batch": the square of their mean gradient, as behind the published numbers; "example": the
         mean of their squared gradients.
@@ -54,6 +58,7 @@ class EWC(Learner):
         network: nn.Module,
         *,
         regularization: float = 100.0,
+        memory: EpisodicMemory | None = None,
         memories: int = 256,
         fisher: str = "batch",
         **common: Unpack[Common],
@@ -61,7 +66,9 @@ class EWC(Learner):
         super().__init__(network, **common)
         self.regularization = non_negative("regularization", regularization)
         self.fisher = one_of("fisher", fisher, self.FISHERS)
-        self.memory = EpisodicMemory(memories, keep="first")
+        seed = common.get("seed", 0)
+        self.memory = memory_of(memory, memories, keep="first", default="first", seed=seed)
+        attach(self.memory, objective_of(self))
         self.task: Hashable | None = None
         self.weights: list[Tensor] = [*parameters(network)]
         self.curvature = [torch.zeros_like(w) for w in self.weights]  # Σ Fₖ
@@ -81,7 +88,7 @@ class EWC(Learner):
             return (loss.detach(),)
 
         loss = self.take("any task", t, step, x, y, self.mask(t))
-        self.memory.put(x, t, y)
+        self.memory.put(x, t, y, self.mask(t))
         self.task = t
         return loss
 
@@ -107,7 +114,7 @@ class EWC(Learner):
         ):
             curvature += F
             weighted += F * w
-        self.memory = EpisodicMemory(self.memory.memories, keep="first")
+        self.memory = self.memory.holding({})
 
     @torch.enable_grad()
     def _information(self, x: Tree, y: Tree) -> list[Tensor]:

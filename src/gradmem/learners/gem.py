@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from gradmem.gradient_memory import GradientMemory
-from gradmem.gradients import Objective, set_gradient
-from gradmem.gradients.objective import TaskLoss
+from gradmem.gradients import set_gradient
 from gradmem.learners.learner import Learner
+from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
-from gradmem.memory import EpisodicMemory, memory_of
+from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.trees import Tree
 
 __all__ = ["GEM"]
@@ -35,11 +34,13 @@ class GEM(Learner):
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
         See `Learner`.
     memory
-        An `EpisodicMemory`, in place of `memories` and `budget`.
+        An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
     memories
-        Examples remembered per task: its last ones.
+        Examples remembered per task.
     budget
         Examples remembered in all, shared equally by the tasks seen so far; replaces `memories`.
+    keep
+        Which examples are remembered: a task's "last", or another policy of `EpisodicMemory`.
     margin
         γ ≥ 0, the paper's memory strength (see `project`).
     margin_rule
@@ -73,6 +74,7 @@ class GEM(Learner):
         memory: EpisodicMemory | None = None,
         memories: int = 256,
         budget: int | None = None,
+        keep: str | Policy = "last",
         margin: float = 0.5,
         margin_rule: str = "shift",
         constrain: str = "gradient",
@@ -83,24 +85,20 @@ class GEM(Learner):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(network, **common)
-        self.memory = memory_of(memory, memories, budget)
-        own_loss = _weak_loss(self) if self.has_own_loss else None
+        self.memory = memory_of(memory, memories, budget, keep, seed=common.get("seed", 0))
         self.constraints = GradientMemory(
             network,
             margin=margin,
             margin_rule=margin_rule,
             constrain=constrain,
             memory=self.memory,
-            objective=Objective(network, self.criterion, self.passes, own_loss),
+            objective=objective_of(self),
             gradients=gradients,
             tasks_per_chunk=tasks_per_chunk,
             memory_limit=memory_limit,
             precision=precision,
         )
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
-
-    def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
-        self.memory.share(len({*self.memory, *tasks}))
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
@@ -115,8 +113,9 @@ class GEM(Learner):
             return loss, past, G, g
 
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
-        loss = self.take(tuple(stack.key for stack in past), t, step, x, y, self.mask(t))
-        self.memory.put(x, t, y)  # at the end: what could not be learned is not remembered
+        mask = self.mask(t)
+        loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
+        self.memory.put(x, t, y, mask)  # at the end: what could not be learned is not remembered
         return loss
 
     def own_parts(self) -> Sequence[object]:
@@ -141,15 +140,3 @@ class GEM(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.constraints.load_state_dict(state)
-
-
-def _weak_loss(learner: Learner) -> TaskLoss:
-    """A learner's own loss for what the learner holds: without a cycle, it is freed at once."""
-    method = weakref.WeakMethod(learner.loss)
-
-    def loss(x: Tree, t: Hashable, y: Tree, mask: Tensor | None) -> Tensor:
-        own = method()
-        assert own is not None
-        return own(x, t, y, mask)
-
-    return loss

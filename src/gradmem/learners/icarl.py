@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import islice
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,14 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradmem.gradients import masked
+from gradmem.gradients import masked, with_last_inputs
 from gradmem.learners.learner import Learner
 from gradmem.learners.settings import Common
-from gradmem.trees import Tree, concatenate, kind, leaves, size, take, to, tree_map
+from gradmem.memory import EpisodicMemory
+from gradmem.trees import Tree, concatenate, kind, leaves, size, take
 from gradmem.validation import non_negative, positive_int
 
 __all__ = ["ICaRL"]
 
+#: Exemplars in all, if nothing is said.
+BUDGET = 5120
 #: Images that go through the network at once where nothing is learned.
 BATCH = 2000
 
@@ -43,11 +47,21 @@ class ICaRL(Learner):
         λ ≥ 0, how much the exemplars' answers count beside the new examples.
     budget
         Exemplars in all.
+    memory
+        An `EpisodicMemory` for the exemplars, in place of `budget`: a row per class, with
+        keep="first", since exemplars come in the order of what they tell.
     rehearsed
         Exemplars whose answers are compared in a step, drawn anew in each.
     candidates
         How many of the current task's examples herding can choose from: its last ones. They are
         kept, in addition, until the next task begins.
+
+    Attributes
+    ----------
+    memory
+        Class → exemplars of the tasks that are over, the most telling first.
+    current
+        The current task's last examples.
 
     Examples
     --------
@@ -68,7 +82,8 @@ class ICaRL(Learner):
         network: nn.Module,
         *,
         distillation: float = 1.0,
-        budget: int = 5120,
+        budget: int = BUDGET,
+        memory: EpisodicMemory | None = None,
         rehearsed: int = 32,
         candidates: int = 5000,
         **common: Unpack[Common],
@@ -79,12 +94,10 @@ class ICaRL(Learner):
                 f"ICaRL is for classes, and its loss cross-entropy; got {self.criterion}"
             )
         self.distillation = non_negative("distillation", distillation)
-        self.budget = positive_int("budget", budget)
+        self.memory = _exemplar_memory(memory, budget)
         self.rehearsed = positive_int("rehearsed", rehearsed)
-        self.candidates = positive_int("candidates", candidates)
+        self.current = EpisodicMemory(budget=positive_int("candidates", candidates))
         self.task: Hashable | None = None
-        self.new: list[tuple[Tree, Tensor]] = []  # the current task's last examples
-        self.kept: dict[int, Tree] = {}  # class → exemplars, the most telling first
         self.answers: dict[int, Tensor] = {}  # class → what the network gave for them
         self.task_of: dict[int, Hashable] = {}  # class → the task that brought it last
         self._old: _Old | None = None
@@ -94,16 +107,14 @@ class ICaRL(Learner):
         super().check(x, t, y)
         if y.ndim != 1:
             raise ValueError(f"y must be class ids (n,), got {tuple(y.shape)}")
-        for known in [*self.kept.values(), *(old for old, _ in self.new)][:1]:
-            if kind(known) != kind(x):
-                raise ValueError(
-                    f"x must be like what was observed before, {kind(known)}, got {kind(x)}"
-                )
+        for known, _ in (*self.memory.kinds, *self.current.kinds):
+            if known != kind(x):
+                raise ValueError(f"x must be like what was observed before, {known}, got {kind(x)}")
         self.check_all([t], y.tolist())
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
-        current = [labels.tolist() for _, labels in self.new]
-        self._share(len({*self.kept, *classes, *chain(*current)}))
+        current = self.current.labels(self.task).tolist() if self.task in self.current else ()
+        self._share(len({*self.memory, *classes, *current}))
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         if self.task is not None and t != self.task:
@@ -117,7 +128,7 @@ class ICaRL(Learner):
             return (loss.detach(),)
 
         loss = self.take("any task", t, step, x, y, self.mask(t), *self._drawn())
-        self._remember(x, y)
+        self.current.put(x, t, y)
         self.task = t
         return loss
 
@@ -153,12 +164,21 @@ class ICaRL(Learner):
     def consolidate(self) -> None:
         """The task is over: its classes leave exemplars, and the network's answers are noted."""
         self.task_of = self.task_of | dict.fromkeys(self._candidates(), self.task)
-        # clones: they would be views of more
-        self.kept = {y: tree_map(Tensor.clone, x) for y, x in self.exemplars().items()}
-        logits, _ = self._features(concatenate([*self.kept.values()]))
-        sizes = [size(x) for x in self.kept.values()]
-        self.answers = dict(zip(self.kept, logits.split(sizes), strict=True))
-        self.new, self._old = [], None
+        exemplars = self.exemplars()
+        # New memories, not the old ones changed: they are put back if the next step cannot be made.
+        self.memory = self.memory.holding(
+            {y: (x, torch.full((size(x),), y, device=self.device)) for y, x in exemplars.items()}
+        )
+        self.current = self.current.holding({})
+        logits, _ = self._features(concatenate([*exemplars.values()]))
+        sizes = [size(x) for x in exemplars.values()]
+        self.answers = dict(zip(exemplars, logits.split(sizes), strict=True))
+        self._old = None
+
+    @property
+    def kept(self) -> dict[int, Tree]:
+        """Class → exemplars of the tasks that are over, the most telling first; copies."""
+        return {y: self.memory[y][0] for y in self.answers}
 
     def exemplars(self) -> Mapping[int, Tree]:
         """Class → exemplars, (n, …), as they would be kept if the current task were over."""
@@ -181,7 +201,7 @@ class ICaRL(Learner):
     def _known(self) -> tuple[dict[int, Tree], Tensor]:
         """Exemplars of every class seen so far and their mean features, until the next step."""
         if self._prototypes is None or self._prototypes[0] != self.steps:
-            exemplars, candidates = dict(self.kept), self._candidates()
+            exemplars, candidates = self.kept, self._candidates()
             m = self._share(len({*exemplars, *candidates}))
             for y, x in candidates.items():
                 if y in exemplars:  # a class that came back
@@ -196,36 +216,30 @@ class ICaRL(Learner):
 
     def _share(self, n_classes: int) -> int:
         """Exemplars that each of `n_classes` classes may keep."""
-        share = self.budget // max(1, n_classes)
-        if share < 1:
+        most = self.memory.most_rows
+        if most is not None and n_classes > most:
             raise ValueError(
-                f"budget must allow one exemplar for each of {n_classes} classes, got {self.budget}"
+                f"budget must allow one exemplar for each of {n_classes} classes, got {most}"
             )
-        return share
-
-    def _remember(self, x: Tree, y: Tensor) -> None:
-        self.new.append((tree_map(Tensor.clone, x), y.clone()))  # parts of something larger
-        n = sum(len(labels) for _, labels in self.new)
-        while n - len(self.new[0][1]) >= self.candidates:
-            n -= len(self.new.pop(0)[1])
+        return self.memory.share(n_classes)
 
     def _candidates(self) -> dict[int, Tree]:
         """The current task's examples by class, each once however often it was observed."""
-        if not self.new:
+        if self.task not in self.current:
             return {}
-        last = slice(-self.candidates, None)
-        x, y = (take(concatenate(parts), last) for parts in zip(*self.new, strict=True))
+        x, y = self.current[self.task]
         return {one: distinct(take(x, y == one)) for one in y.unique().tolist()}
 
     def _drawn(self) -> Sequence[Tree | None]:
         """Some exemplars of earlier tasks, from a class as often as from any other."""
-        if not self.kept or not self.distillation:
+        if not self.answers or not self.distillation:
             return ()
         if self._old is None:
-            counts = torch.tensor([size(x) for x in self.kept.values()])
-            tasks = [self.task_of[y] for y in self.kept]
+            kept = self.kept
+            counts = torch.tensor([size(x) for x in kept.values()])
+            tasks = [self.task_of[y] for y in kept]
             self._old = _Old(
-                x=concatenate([*self.kept.values()]),
+                x=concatenate([*kept.values()]),
                 answers=torch.cat([*self.answers.values()]),
                 masks=self.masks(tasks),
                 share=torch.tensor(float(len({*tasks})), device=self.device),
@@ -252,27 +266,15 @@ class ICaRL(Learner):
 
     def _features(self, x: Tree) -> tuple[Tensor, Tensor]:
         """Logits, and features of length one, in evaluation mode."""
-        seen: dict[int, Tensor] = {}
-        parts: list[Tensor] = []
-
-        def note(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            seen[len(parts)] = given[0]  # of several layers in a pass, the last one's
-
-        linear = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
-        hooks = [part.register_forward_hook(note) for part in linear]
-        try:
-            for start in range(0, size(x), BATCH):
-                parts.append(self.evaluated(take(x, slice(start, start + BATCH)), self.task))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        logits = torch.cat(parts)
-        features = torch.cat([*seen.values()]) if seen else logits
+        batches = (take(x, slice(start, start + BATCH)) for start in range(0, size(x), BATCH))
+        ask = partial(self.evaluated, t=self.task)
+        found = [with_last_inputs(self.network, partial(ask, batch)) for batch in batches]
+        logits, features = (torch.cat(parts) for parts in zip(*found, strict=True))
         return logits, F.normalize(features.flatten(1), dim=1)
 
     def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
         """What the network gave for exemplars has no value for outputs that came later."""
-        few = [take(x, slice(2)) for x in self.kept.values()][:1]
+        few = [take(self.memory[y][0], slice(2)) for y in islice(self.memory, 1)]
         for n in [self.evaluated(x, self.task).shape[1] for x in few]:
             self.answers = {
                 y: F.pad(old, (0, max(0, n - old.shape[1])), value=float("-inf"))
@@ -284,18 +286,32 @@ class ICaRL(Learner):
         return super().get_state() | {
             "task": self.task,
             "task_of": self.task_of,
-            "kept": self.kept,
+            "memory": self.memory.state_dict(),
             "answers": self.answers,
-            "new": self.new,
+            "current": self.current.state_dict(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.task, self.task_of = state["task"], dict(state["task_of"])
-        self.kept = {y: to(x, self.device) for y, x in state["kept"].items()}
+        self.memory.load_state_dict(state["memory"], self.device)
+        self.current.load_state_dict(state["current"], self.device)
         self.answers = {y: x.to(self.device) for y, x in state["answers"].items()}
-        self.new = [(to(x, self.device), y.to(self.device)) for x, y in state["new"]]
         self._old = self._prototypes = None
+
+
+def _exemplar_memory(memory: EpisodicMemory | None, budget: int) -> EpisodicMemory:
+    """The memory of exemplars that was given, or one with this budget; not both."""
+    if memory is None:
+        return EpisodicMemory(budget=budget, keep="first")
+    if not isinstance(memory, EpisodicMemory) or memory.policy.name != "first":
+        raise ValueError(
+            'memory must be an EpisodicMemory(…, keep="first"): herding chooses, and a class that '
+            f"gives up exemplars keeps its first; got {memory!r}"
+        )
+    if budget != BUDGET:
+        raise ValueError("memory has limits of its own: budget goes without it")
+    return memory
 
 
 @dataclass

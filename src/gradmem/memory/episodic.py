@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradmem.memory.policies import POLICIES, Policy
+from gradmem.memory.policies import POLICIES, Features, Losses, Offer, Policy, Row
 from gradmem.memory.rows import Rows
 from gradmem.memory.stack import Stack
-from gradmem.trees import Kind, Tree, check, concatenate, kind, leaves, size, take, to
+from gradmem.trees import Kind, Tree, check, concatenate, kind, size, take, to, tree_map
 from gradmem.validation import non_negative_int, one_of, positive_int
 
 __all__ = ["EpisodicMemory", "Masks", "memory_of"]
@@ -27,20 +29,29 @@ def _all_outputs(tasks: Sequence[Hashable]) -> None:
 
 
 def memory_of(
-    memory: EpisodicMemory | None, memories: int, budget: int | None, keep: str | Policy = "last"
+    memory: EpisodicMemory | None,
+    memories: int,
+    budget: int | None = None,
+    keep: str | Policy = "last",
+    *,
+    default: str = "last",
+    seed: int = 0,
 ) -> EpisodicMemory:
-    """The memory that was given, or one with these limits; not both."""
+    """The memory that was given, or one with these limits; not both.
+
+    `default` is what `keep` is where nothing was said.
+    """
     if memory is None:
-        return EpisodicMemory(memories, budget, keep)
+        return EpisodicMemory(memories, budget, keep, seed)
     if not isinstance(memory, EpisodicMemory):
         raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
-    if memories != MEMORIES or budget is not None or keep != "last":
+    if memories != MEMORIES or budget is not None or keep != default:
         raise ValueError("memory has limits of its own: memories, budget and keep go without it")
     return memory
 
 
 class EpisodicMemory:
-    """For each task, some of the examples observed, on the device and in the dtype they came in.
+    """For each task, some of the examples observed, in the dtype they came in.
 
     Parameters
     ----------
@@ -50,10 +61,28 @@ class EpisodicMemory:
         Examples kept in all, instead of `memories`: shared equally among the tasks seen so far, so
         that each task's share shrinks as new tasks arrive.
     keep
-        Which examples of a task: "last" (the paper's), "first", "reservoir" (a uniform sample), or
-        a `Policy` of your own.
+        Which examples of a task: "last" (the paper's), "first", "reservoir" (a uniform sample),
+        "balanced" (equally many of each class), "herding" (whose mean features are close to those
+        of all), "k-centre" (far apart in their features), "loss" (a sample weighted by the loss),
+        or a `Policy` of your own.
     seed
         Of a policy's random choices; the global generator is left alone.
+    groups
+        Most rows of memories, and so most constraints of a step; any number if None.
+    device
+        Where examples are kept: as they come if None, or "cpu", "cuda". If that is not where they
+        came from, they are moved there whenever they are used.
+    pin
+        Whether memory on the CPU is pinned, so that moving it to a GPU does not wait.
+
+    Notes
+    -----
+    When there are more tasks than `groups` or `budget` allow, neighbouring tasks come to share one
+    row of memories, in which each has its part. Of all neighbours in the order of age, those two
+    rows are joined that have the fewest tasks together, the oldest if there are several; the newest
+    row is left alone if it would make the largest. That needs no gradients, is the same in every
+    run, and leaves no row much larger than the others. `memory.groups` says which tasks share.
+    Tasks whose examples differ in shape or dtype share nothing.
 
     Examples
     --------
@@ -65,6 +94,16 @@ class EpisodicMemory:
     tensor([2, 3, 4])
     >>> list(memory), len(memory)
     (['a'], 1)
+
+    With more tasks than rows, tasks share:
+
+    >>> memory = EpisodicMemory(budget=8, groups=2)
+    >>> for t in range(5):
+    ...     memory.add(torch.full((3, 1), float(t)), t, torch.full((3,), t))
+    >>> memory.groups
+    [(0, 1, 2, 3), (4,)]
+    >>> memory[0][1], memory[4][1]
+    (tensor([0, 1, 2, 3]), tensor([4, 4, 4]))
     """
 
     def __init__(
@@ -73,6 +112,10 @@ class EpisodicMemory:
         budget: int | None = None,
         keep: str | Policy = "last",
         seed: int = 0,
+        *,
+        groups: int | None = None,
+        device: torch.device | str | None = None,
+        pin: bool = False,
     ) -> None:
         self.memories = positive_int("memories", memories)
         self.budget = None if budget is None else positive_int("budget", budget)
@@ -84,22 +127,54 @@ class EpisodicMemory:
         self.policy = (
             keep if isinstance(keep, Policy) else POLICIES[one_of("keep", keep, POLICIES)]()
         )
+        self.most_groups = None if groups is None else positive_int("groups", groups)
+        self.device = None if device is None else _device(device)
+        self.pin = _pinned(pin, self.device)
         self._generator = torch.Generator().manual_seed(non_negative_int("seed", seed))
+        self._features: Features | None = None
+        self._losses: Losses | None = None
+        self._start()
+
+    def _start(self) -> None:
         self._rows: dict[tuple[Kind, Kind], Rows] = {}
-        self._places: dict[Hashable, tuple[Rows, int]] = {}
-        self._version = 0  # changes when a task arrives, and with it where examples lie
+        self._places: dict[Hashable, tuple[Rows, Row]] = {}
+        self._version = 0  # changes with where examples lie, and how many others there are
         self._others: tuple[Hashable, list[Stack]] | None = None
 
-    def share(self, n_tasks: int) -> int:
-        """Examples that each of `n_tasks` tasks may keep."""
+    def attach(self, features: Features | None = None, losses: Losses | None = None) -> None:
+        """Say how a policy gets the features and losses of examples; learners do it themselves.
+
+        Parameters
+        ----------
+        features
+            x, t → (n, …). Without it, a policy takes the inputs themselves.
+        losses
+            x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
+        """
+        self._features, self._losses = features, losses
+
+    def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
+        """A memory with the same settings to which these were added, task → (x, y).
+
+        This one stays as it is.
+        """
+        other = copy.copy(self)
+        other._generator = torch.Generator()
+        other._generator.set_state(self._generator.get_state())
+        other._start()
+        share = self.share(len(examples))
+        for t, (x, y) in examples.items():
+            other.check(x, t, y)
+            if other._n_rows != other.most_rows:
+                other._begin(t, other._rows_for(x, y, share))
+            other.put(x, t, y)
+        return other
+
+    def share(self, n_rows: int) -> int:
+        """Examples that each of `n_rows` rows may keep; a row is a task's, or several tasks'."""
         if self.budget is None:
             return self.memories
-        share = self.budget // max(1, n_tasks)
-        if share < 1:
-            raise ValueError(
-                f"budget must allow one example for each of {n_tasks} tasks, got {self.budget}"
-            )
-        return share
+        return self.budget // min(max(1, n_rows), self.most_rows or self.budget)
 
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise what `add` would raise, and change nothing."""
@@ -110,7 +185,8 @@ class EpisodicMemory:
         if (n := check("x", x)) != (labels := check("y", y)):
             raise ValueError(f"x and y must be equally many, got {n} inputs and {labels} labels")
         if known is None:
-            self.share(len(self) + 1)
+            self.policy.check(self._offer(x, t, y))
+            self._check_room(x, y)
             return
         for name, tree, like in zip(("x", "y"), (x, y), known, strict=True):
             if kind(tree) != like:
@@ -118,53 +194,147 @@ class EpisodicMemory:
                     f"{name} must be like task {t!r}'s other examples, {like}, got {kind(tree)}"
                 )
 
+    def _check_room(self, x: Tree, y: Tree) -> None:
+        """Refuse a kind of examples for which no row can be made: no two rows can be joined."""
+        full = self._n_rows == self.most_rows
+        if full and (kind(x), kind(y)) not in self._rows and self._neighbours() is None:
+            raise ValueError(
+                f"budget and groups must allow a row for each of {len(self._rows) + 1} kinds of "
+                f"examples, which cannot share, got {self.most_rows}"
+            )
+
     def add(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Offer x: (n, …) and y: (n, …) as task t's newest examples; the policy keeps some."""
         self.check(x, t, y)
         self.put(x, t, y)
 
-    def put(self, x: Tree, t: Hashable, y: Tree) -> None:
-        """`add` for what was checked before."""
+    def put(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> None:
+        """`add` for what was checked before; the mask says which outputs are the task's."""
         if t not in self._places:
-            share = self.share(len(self) + 1)
-            for known in self._rows.values():
-                known.resize(share, self.policy, self._generator)
-            rows = self._rows_for(x, y, share)
-            self._places[t] = rows, rows.new_row(x, y)
-            self._version += 1
-        rows, i = self._places[t]
-        rows.add(i, x, y, self.policy, self._generator)
+            self._arrive(x, t, y)
+        rows, row = self._places[t]
+        count = row.count
+        rows.add(row, self._offer(x, t, y, mask), self.policy, self._generator)
+        if len(row.tasks) > 1 and row.count != count:
+            self._version += 1  # it is among the others of its own task, too
+
+    def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
+        return Offer(x, y, t, mask, self._features, self._losses)
+
+    def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """Find a row for a task that was not observed before."""
+        if self._n_rows == self.most_rows:
+            pair = self._neighbours()
+            if pair is None:  # one row for all there is
+                rows = self._rows[kind(x), kind(y)]
+                row = rows.rows[-1]
+                row.tasks.append(t)
+                self._places[t] = rows, row
+                self._version += 1
+                return
+            self._join(*pair)
+        share = self.share(self._n_rows + 1)
+        for known in self._rows.values():
+            known.resize(share, self.policy, self._generator)
+        self._begin(t, self._rows_for(x, y, share))
+
+    def _begin(self, t: Hashable, rows: Rows) -> None:
+        row = rows.new_row()
+        row.tasks.append(t)
+        self._places[t] = rows, row
+        self._version += 1
+
+    def _join(self, rows: Rows, first: Row, second: Row) -> None:
+        rows.join(first, second, self.policy, self._generator)
+        for t in first.tasks:
+            self._places[t] = rows, first
+
+    def _neighbours(self) -> tuple[Rows, Row, Row] | None:
+        """The two neighbouring rows that are joined next; None if no two can be."""
+        by_age = self._by_age()
+        pairs = [
+            (rows, first, second)
+            for rows in self._rows.values()
+            for first, second in pairwise(row for its, row in by_age if its is rows)
+        ]
+        largest = max((len(row.tasks) for _, row in by_age), default=0)
+
+        def order(pair: tuple[Rows, Row, Row]) -> tuple[bool, int]:
+            _, first, second = pair
+            together = len(first.tasks) + len(second.tasks)
+            return second is by_age[-1][1] and together > largest, together
+
+        return min(pairs, key=order, default=None)
+
+    def _by_age(self) -> list[tuple[Rows, Row]]:
+        """All rows, in the order in which their first tasks were observed."""
+        return list({id(row): (rows, row) for rows, row in self._places.values()}.values())
+
+    @property
+    def groups(self) -> list[tuple[Hashable, ...]]:
+        """The tasks of each row, the oldest first; those of one row share their memories."""
+        return [tuple(row.tasks) for _, row in self._by_age()]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the examples take where they are kept, with the room for more of them."""
+        return sum(rows.bytes for rows in self._rows.values())
+
+    @property
+    def _n_rows(self) -> int:
+        return sum(len(rows.rows) for rows in self._rows.values())
+
+    @property
+    def most_rows(self) -> int | None:
+        """Most rows that there can be, and so most constraints; None for any number."""
+        limits = [limit for limit in (self.budget, self.most_groups) if limit is not None]
+        return min(limits, default=None)
 
     def __getitem__(self, t: Hashable) -> tuple[Tree, Tree]:
-        """(x, y) kept for task t, oldest first."""
-        rows, i = self._places[t]
-        return rows.by_age(i)
+        """(x, y) kept for task t and those it shares its memories with, oldest first; a copy."""
+        rows, row = self._places[t]
+        x, y = rows.by_age(row)
+        return to(x, rows.home), to(y, rows.home)
+
+    def labels(self, t: Hashable) -> Tree:
+        """Y kept for task t and those it shares its memories with, in no order; without a copy."""
+        rows, row = self._places[t]
+        return take(rows.y, slice(row.start, row.start + row.count))
+
+    @property
+    def kinds(self) -> list[tuple[Kind, Kind]]:
+        """The kinds of x and y that are kept (see `gradmem.trees.kind`)."""
+        return [*self._rows]
 
     def count(self, t: Hashable) -> int:
-        """How many examples are kept for task t."""
-        rows, i = self._places[t]
-        return rows.rows[i].count
+        """How many examples are kept for task t and those it shares its memories with."""
+        return self._places[t][1].count
 
     def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
 
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
-        while examples are of one kind and the tasks follow the order in which they were met.
+        while examples are of one kind and the tasks follow the order in which they were met. Tasks
+        that share their memories come once.
         """
-        runs: list[tuple[Rows, int, list[Hashable]]] = []
-        for t in tasks:
-            rows, i = self._places[t]
-            if runs and runs[-1][0] is rows and runs[-1][1] + len(runs[-1][2]) == i:
-                runs[-1][2].append(t)
-            else:
-                runs.append((rows, i, [t]))
-        return [rows.stack(start, those, masks(those)) for rows, start, those in runs]
+        return [
+            rows.stack(some, _masks_of(some, masks))
+            for rows, some in _runs([self._places[t] for t in tasks])
+        ]
 
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
-        """What is kept for all tasks but t; the same stacks as long as only t is observed."""
+        """What is kept for all tasks but t; the same stacks as long as only t is observed.
+
+        A row that t shares with others is among them.
+        """
         key = (t, self._version, masks is _all_outputs)
-        if self._others is None or self._others[0] != key:
-            self._others = key, self.stacks([k for k in self if k != t], masks)
+        moved = any(rows.device != rows.home for rows in self._rows.values())
+        if self._others is None or self._others[0] != key or moved:
+            found = [
+                (rows, row) for rows in self._rows.values() for row in rows.rows if row.tasks != [t]
+            ]
+            stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
+            self._others = key, stacks
         return self._others[1]
 
     def sample(
@@ -175,28 +345,28 @@ class EpisodicMemory:
         As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
         of examples. They are drawn by the global generator, which is the learner's own in a step.
         """
-        stacks = self.stacks(tasks, masks)
-        some = next((stack.masks for stack in stacks if stack.masks is not None), None)
-        total = sum(count for stack in stacks for count in stack.counts)
+        runs = _runs([self._places[t] for t in tasks])
+        own = [_masks_of(some, masks) for _, some in runs]
+        some_mask = next((mask for mask in own if mask is not None), None)
+        total = sum(row.count for _, some in runs for row in some)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
         batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
-        for stack in stacks:
-            _, m = stack.room
-            # positions of the filled slots in the stack, all tasks in one row
-            slots = torch.cat([i * m + torch.arange(c) for i, c in enumerate(stack.counts)])
+        for (rows, some), mask in zip(runs, own, strict=True):
+            m = rows.size
+            # positions of the filled slots in the run, all tasks in one row
+            slots = torch.cat([i * m + torch.arange(row.count) for i, row in enumerate(some)])
             if chosen is not None:
                 inside = (chosen >= start) & (chosen < start + len(slots))
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
-            batch = [stack.flat_x, stack.flat_y]
-            if some is not None:  # then all batches have them
-                all_outputs = some.new_ones((len(stack), some.shape[1]))
-                own = all_outputs if stack.masks is None else stack.masks
-                batch.append(own.repeat_interleave(m, 0))
+            batch = [tree_map(lambda leaf: leaf.flatten(0, 1), part) for part in rows.view(some)]
             if len(slots) < size(batch[1]):
-                slots = slots.to(leaves(batch[1])[0].device)
-                batch = [take(part, slots) for part in batch]
+                batch = [take(part, slots.to(rows.device)) for part in batch]
+            batch = [to(part, rows.home) for part in batch]
+            if some_mask is not None:  # then all batches have them
+                every = some_mask.new_ones((len(some), some_mask.shape[1]))
+                batch.append((every if mask is None else mask)[(slots // m).to(some_mask.device)])
             if size(batch[1]):
                 batches.setdefault(kind(batch[:2]), []).append(tuple(batch))
         return [
@@ -221,18 +391,21 @@ class EpisodicMemory:
 
     def clear(self) -> None:
         """Forget all examples of all tasks."""
-        self._places, self._rows, self._others = {}, {}, None
-        self._version += 1
+        version = self._version
+        self._start()
+        self._version = version + 1
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, slot by slot: sums over the memory come out the same to the last bit."""
+        every = [(rows, row) for rows in self._rows.values() for row in rows.rows]
         return {
             "limits": self._limits(),
             "randomness": self._generator.get_state(),
             "tasks": {
-                t: (*rows.slots(i), rows.rows[i].seen, rows.rows[i].oldest)
-                for t, (rows, i) in self._places.items()
+                row.tasks[0]: (*rows.slots(row), row.seen, row.oldest, *_numbers(row))
+                for rows, row in every
             },
+            "groups": {t: row.tasks[0] for t, (_, row) in self._places.items()},
         }
 
     def load_state_dict(
@@ -248,20 +421,82 @@ class EpisodicMemory:
         self._generator.set_state(state["randomness"].cpu())
         self._places, self._others = {}, None
         self._version += 1
-        # Tensors of the right size are used again: a CUDA graph that refers to them stays valid.
-        self._rows = {kind: rows for kind, rows in self._rows.items() if rows.size == share}
-        for rows in self._rows.values():
-            rows.rows = []
-        for t, (x, y, seen, oldest) in state["tasks"].items():
+        before, self._rows = self._rows, {}
+        first = {}
+        for t, (x, y, seen, oldest, *numbers) in state["tasks"].items():
             x, y = to(x, device), to(y, device)
+            # Tensors of the right size are used again: CUDA graphs that refer to them stay valid.
+            old = before.pop((kind(x), kind(y)), None)
+            if old is not None and old.size == share:
+                self._rows[old.kind], old.rows = old, []
             rows = self._rows_for(x, y, share)
-            self._places[t] = rows, rows.restore(x, y, seen, oldest)
+            row = rows.new_row()
+            row.seen, row.oldest = seen, oldest
+            if numbers:
+                row.slots, row.totals = ({**part} for part in numbers)
+            rows.restore(row, x, y)
+            first[t] = rows, row
+        for t, leader in state.get("groups", {t: t for t in first}).items():
+            self._places[t] = first[leader]
+            first[leader][1].tasks.append(t)
 
-    def _limits(self) -> tuple[int, int | None, str]:
-        return self.memories, self.budget, self.policy.name
+    def _limits(self) -> tuple[Any, ...]:
+        limits = self.memories, self.budget, self.policy.name
+        return limits if self.most_groups is None else (*limits, self.most_groups)
 
     def _rows_for(self, x: Tree, y: Tree, share: int) -> Rows:
         both = kind(x), kind(y)
         if both not in self._rows:
-            self._rows[both] = Rows(x, y, share)
+            most = self.budget
+            if most is None and self.most_groups is not None:
+                most = self.most_groups * self.memories
+            self._rows[both] = Rows(x, y, share, most, self.device, self.pin)
         return self._rows[both]
+
+
+def _runs(places: Iterable[tuple[Rows, Row]]) -> list[tuple[Rows, list[Row]]]:
+    """Rows in which each run lies in one piece; each row once."""
+    runs: list[tuple[Rows, list[Row]]] = []
+    seen: set[int] = set()
+    for rows, row in places:
+        if id(row) in seen:
+            continue
+        seen.add(id(row))
+        if runs and runs[-1][0] is rows and runs[-1][1][-1].place + 1 == row.place:
+            runs[-1][1].append(row)
+        else:
+            runs.append((rows, [row]))
+    return runs
+
+
+def _masks_of(rows: list[Row], masks: Masks) -> Tensor | None:
+    """Which outputs are each row's, (k, classes): those of any of its tasks; None if all are."""
+    found = masks([t for row in rows for t in row.tasks])
+    if found is None or all(len(row.tasks) == 1 for row in rows):
+        return found
+    parts = found.split([len(row.tasks) for row in rows])
+    return torch.stack([part.any(0) for part in parts])
+
+
+def _numbers(row: Row) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A copy of a policy's own numbers about the filled slots, and its sums."""
+    slots = {name: own[: row.count].clone() for name, own in row.slots.items()}
+    return slots, {name: total.clone() for name, total in row.totals.items()}
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """A device with its index, as tensors on it name it."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def _pinned(pin: bool, device: torch.device | None) -> bool:
+    if not isinstance(pin, bool):
+        raise TypeError(f"pin must be True or False, got {pin!r}")
+    if pin and (device is None or device.type != "cpu"):
+        raise ValueError(f'pin is for memory on the CPU: give device="cpu", got {device}')
+    if pin and not torch.cuda.is_available():
+        raise ValueError("pin is for moving memory to a GPU, and no GPU is available")
+    return pin

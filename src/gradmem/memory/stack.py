@@ -36,7 +36,7 @@ class Stack:
     shares
         (k, m): what each example counts in its task's mean, 1/count or 0; made if left out.
     tasks
-        The tasks' descriptors.
+        The tasks' descriptors; of tasks that share their memories, the first one's.
     """
 
     x: Tree
@@ -102,7 +102,7 @@ class Stack:
         """Equal for stacks at the same addresses with as many examples: what a graph refers to."""
         masks = 0 if self.masks is None else self.masks.data_ptr()
         addresses = (leaf.data_ptr() for leaf in (*leaves(self.x), *leaves(self.y)))
-        return (*addresses, masks, *self.counts)
+        return (*addresses, masks, *self.room, *self.counts)
 
     def level(self) -> Iterator[Stack]:
         """Neighbouring tasks with equally many examples, without the slots that are not filled."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from gradmem.memory.policies.policy import Policy, Row
+from gradmem.memory.policies.policy import Policy, Row, positions
 
 __all__ = ["Reservoir"]
 
@@ -33,4 +33,4 @@ class Reservoir(Policy):
                 yield slice(i, i + 1), slot
 
     def kept(self, row: Row, size: int, generator: Generator) -> Tensor:
-        return torch.randperm(row.count, generator=generator)[:size].sort().values
+        return positions(torch.randperm(row.count, generator=generator)[:size], row.count)

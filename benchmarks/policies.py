@@ -1,0 +1,341 @@
+"""Which examples are worth remembering, streams of many tasks, and memories of many examples.
+
+    python -m benchmarks.policies compare [--data FOLDER] [--device cuda] [--workers 8]
+    python -m benchmarks.policies thousand [--groups 20,100] [--join age,gradients]
+    python -m benchmarks.policies million [--keep last,reservoir]
+
+`compare` runs GEM with every policy on both MNIST benchmarks, for some sizes of the memory, and
+writes all values (policies.json), a table with means and 95% intervals (policies.md) and a picture
+(policies.png). `thousand` learns a stream of 1,000 tasks with 20 examples each from the bundled
+digits, beside `Single` and replay from a reservoir, and draws the time per step (thousand.png).
+`million` measures the longest pause of a memory of a million small examples. Into the folder --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import gradmem as gm
+from benchmarks.measure import machine
+from gradmem.memory.policies import POLICIES
+from gradmem.reports.summary import Estimate
+from gradmem.trees import concatenate
+
+BENCHMARKS = {
+    "mnist_rotations": gm.mnist_rotations,
+    "mnist_permutations": gm.mnist_permutations,
+}
+#: Examples remembered in all.
+SIZES = (200, 500, 5120)
+#: Learning rate and margin of the paper's runs of GEM on MNIST.
+GEM = {"lr": 0.1, "margin": 0.5}
+
+
+def run_one(case: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of GEM; what was asked for, with ACC, BWT and the seconds of training."""
+    torch.set_num_threads(1)
+    make = BENCHMARKS[case["benchmark"]]
+    continuum = make(arguments.tasks, arguments.examples, data=arguments.data, seed=case["seed"])
+    learner = gm.GEM(
+        gm.mlp(seed=case["seed"]).to(arguments.device),
+        budget=case["memories"],
+        keep=case["keep"],
+        seed=case["seed"],
+        **GEM,
+    )
+    result = gm.run(learner, continuum.to(arguments.device))
+    seconds = result.seconds_training
+    return {**case, "acc": result.acc, "bwt": result.bwt, "seconds": seconds}
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    cases = [
+        {"benchmark": benchmark, "memories": memories, "keep": keep, "seed": seed}
+        for benchmark, memories, keep, seed in product(
+            BENCHMARKS, arguments.sizes, arguments.keep, range(arguments.seeds)
+        )
+    ]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.workers, mp_context=spawn) as workers:
+        found = []
+        for one in workers.map(partial(run_one, arguments=arguments), cases):
+            found.append(one)
+            print(json.dumps(one), flush=True)
+    folder: Path = arguments.out
+    text = {"machine": machine(arguments.device), "settings": GEM, "runs": found}
+    (folder / "policies.json").write_text(json.dumps(text, indent=1) + "\n", "utf-8")
+    (folder / "policies.md").write_text(table(found), "utf-8")
+    draw_accuracies(found, folder / "policies.png")
+    print(table(found))
+
+
+def estimate(found: Sequence[dict[str, Any]], name: str, **case: Any) -> Estimate:
+    """Of a number over the seeds of a case."""
+    runs = [one for one in found if all(one[key] == value for key, value in case.items())]
+    return Estimate.of([run[name] for run in runs])
+
+
+def values(found: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """The different values of a setting, in their order."""
+    return list(dict.fromkeys(one[name] for one in found))
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """ACC and BWT as Markdown: a row per benchmark and policy, columns per size."""
+    sizes = values(found, "memories")
+    names = [f"{name} at {size:,}" for size in sizes for name in ("ACC", "BWT")]
+    lines = [f"| benchmark | keep | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    for benchmark, keep in product(values(found, "benchmark"), values(found, "keep")):
+        cells = []
+        for size in sizes:
+            case = {"benchmark": benchmark, "keep": keep, "memories": size}
+            cells += [
+                estimate(found, "acc", **case).format(".4f"),
+                estimate(found, "bwt", **case).format("+.4f"),
+            ]
+        lines.append(f"| {benchmark} | {keep} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_accuracies(found: Sequence[dict[str, Any]], path: Path) -> None:
+    """ACC against memories, a panel per benchmark and a line per policy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=150)
+    sizes, policies = values(found, "memories"), values(found, "keep")
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    for axes, benchmark in zip(panels, values(found, "benchmark"), strict=False):
+        for i, (keep, mark) in enumerate(zip(policies, "osD^vP*", strict=False)):
+            case = {"benchmark": benchmark, "keep": keep}
+            estimates = [estimate(found, "acc", memories=size, **case) for size in sizes]
+            shifted = [
+                size * 1.02 ** (i - len(policies) / 2) for size in sizes
+            ]  # bars side by side
+            axes.errorbar(
+                shifted,
+                [one.mean for one in estimates],
+                yerr=[one.half_width or 0.0 for one in estimates],
+                marker=mark,
+                capsize=3,
+                label=keep,
+            )
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, labels=[f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set(title=benchmark, xlabel="examples remembered in all", ylabel="ACC")
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
+    figure.savefig(path)
+
+
+class Replay(gm.Learner):
+    """Learns from each mini-batch together with as many examples from a reservoir of the stream."""
+
+    def __init__(self, network: torch.nn.Module, *, budget: int, **common: Any) -> None:
+        super().__init__(network, **common)
+        self.memory = gm.EpisodicMemory(budget=budget, keep="reservoir")
+
+    def learn(self, x: Tensor, t: Any, y: Tensor) -> Tensor | None:
+        batches = [(x, y), *self.memory.sample([*self.memory], len(y))]
+        all_x, all_y = (concatenate(part) for part in zip(*batches, strict=True))
+
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor]:
+            self.optimizer.zero_grad()
+            loss = self.loss(x, t, y)
+            loss.backward()
+            self.descend(loss, self.optimizer)
+            return (loss.detach(),)
+
+        loss = self.take("any task", t, step, all_x, all_y)
+        self.memory.put(x, "all", y)  # one row for the whole stream
+        return loss
+
+
+class ByGradients(gm.EpisodicMemory):
+    """Joins the two rows whose gradients point in the most similar direction, of whatever age."""
+
+    learner: gm.GEM
+
+    def _neighbours(self) -> Any:
+        G = torch.nn.functional.normalize(self.learner.constraints.gradients(), dim=1)
+        pairs = torch.triu_indices(len(G), len(G), offset=1)
+        first, second = pairs[:, (G @ G.T)[tuple(pairs)].argmax()].tolist()
+        rows = self._by_age()
+        return rows[first][0], rows[first][1], rows[second][1]
+
+
+#: How rows are chosen that are joined when there are too many.
+JOINED = {"age": gm.EpisodicMemory, "gradients": ByGradients}
+
+
+def new_gem(groups: int, keep: str, joined: str, budget: int) -> gm.GEM:
+    memory = JOINED[joined](budget=budget, groups=groups, keep=keep)
+    learner = gm.GEM(gm.mlp(), memory=memory, **GEM)
+    if isinstance(memory, ByGradients):
+        memory.learner = learner
+    return learner
+
+
+def digits(n_tasks: int, examples: int) -> Iterator[tuple[gm.Continuum, list[Any]]]:
+    """Turned digits of many tasks, in parts of at most 50 tasks, with their test sets."""
+    whole = partial(gm.mnist_rotations, n_tasks, examples, data="sample")
+    for start in range(0, n_tasks, 50):
+        tasks = list(range(start, min(start + 50, n_tasks)))
+        yield whole(order=tasks), tasks
+
+
+def learn_thousand(learner: gm.Learner, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Learn the stream; milliseconds of every step, ACC over all tasks at the end, and groups."""
+    memory = getattr(learner, "memory", None)
+    times, tests = [], {}
+    for part, tasks in digits(arguments.tasks, arguments.examples):
+        for x, t, y in part:
+            start = time.perf_counter()
+            learner.observe(x, t, y)
+            times.append((time.perf_counter() - start) * 1e3)
+            if memory is not None:
+                kept = sum(memory.count(group[0]) for group in memory.groups)
+                assert kept <= arguments.budget, f"{kept} examples, {arguments.budget} allowed"
+        for t in tasks:
+            tests[t] = tuple(side[:100] for side in part.tests[t][:])
+    right = [float((learner.predict(x, t) == y).float().mean()) for t, (x, y) in tests.items()]
+    groups = [len(group) for group in memory.groups] if memory is not None else []
+    return {"ms": times, "acc": float(np.mean(right)), "accuracies": right, "groups": groups}
+
+
+def thousand(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    print(machine("cpu"))
+    learners = {"single": gm.Single(gm.mlp(), lr=0.1)}
+    learners["replay"] = Replay(gm.mlp(), budget=arguments.budget, lr=0.1)
+    for groups, keep, joined in product(arguments.groups, arguments.keep, arguments.join):
+        name = f"GEM, {groups} groups by {joined}, {keep}"
+        learners[name] = new_gem(groups, keep, joined, arguments.budget)
+    found = {}
+    print("| learner | ACC | median step, ms | 99% of steps below, ms | longest, ms | groups |")
+    print("|---" * 6 + "|")
+    for name, learner in learners.items():
+        one = found[name] = learn_thousand(learner, arguments)
+        ms = [float(np.quantile(one["ms"], q)) for q in (0.5, 0.99, 1)]
+        sizes = one["groups"]
+        groups = f"{len(sizes)} of {min(sizes)}–{max(sizes)} tasks" if sizes else "–"
+        cells = [f"{one['acc']:.4f}", *(f"{number:.1f}" for number in ms), groups]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    folder: Path = arguments.out
+    (folder / "thousand.json").write_text(json.dumps(found) + "\n", "utf-8")
+    draw_times(found, arguments, folder / "thousand.png")
+    every = max(1, arguments.tasks // 10)
+    print("mean ms of a step, by tenths of the stream:")
+    for name, one in found.items():
+        tenths = np.array_split(np.array(one["ms"]), arguments.tasks // every)
+        print(f"{name}: {', '.join(f'{part.mean():.1f}' for part in tenths)}")
+
+
+def draw_times(found: dict[str, Any], arguments: argparse.Namespace, path: Path) -> None:
+    """The time of a step along the stream, a line per learner."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    for name, one in found.items():
+        parts = np.array_split(np.array(one["ms"]), min(100, len(one["ms"])))
+        places = (np.arange(len(parts)) + 0.5) * arguments.tasks / len(parts)
+        line = axes.plot(places, [np.median(part) for part in parts], label=name)[0]
+        low, high = ([np.quantile(part, q) for part in parts] for q in (0.05, 0.95))
+        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(
+        xlabel="tasks observed", ylabel="milliseconds per step (median, 5–95%)", yscale="log",
+        title=f"{arguments.tasks:,} tasks × {arguments.examples}, budget {arguments.budget:,}",
+    )  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def million(arguments: argparse.Namespace) -> None:
+    """Fill a memory, task by task; the longest call of `add`, with a new task and without."""
+    torch.set_num_threads(1)
+    print(machine("cpu"))
+    print("| keep | bytes | a task arrives: longest, ms | batch of 10: median, ms | longest, ms |")
+    print("|---" * 5 + "|")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10_000, arguments.inputs, generator=generator)
+    y = torch.randint(10, (len(x),), generator=generator)
+    for keep in arguments.keep:
+        memory = gm.EpisodicMemory(budget=arguments.budget, keep=keep)
+        memory.attach(losses=lambda x, t, y, mask: x[:, 0].abs())
+        arrivals, batches = [], []
+        for t in range(arguments.tasks):
+            arrivals.append(seconds_to_add(memory, x[:10], t, y[:10]))
+            for _ in range(memory.share(t + 1) // len(x) + 1):
+                memory.add(x, t, y)
+            batches += [seconds_to_add(memory, x[i : i + 10], t, y[i : i + 10]) for i in range(200)]
+        ms = [1e3 * one for one in (max(arrivals), float(np.median(batches)), max(batches))]
+        print(f"| {keep} | {memory.bytes:,} | {' | '.join(f'{one:.3g}' for one in ms)} |")
+
+
+def seconds_to_add(memory: gm.EpisodicMemory, x: Tensor, t: int, y: Tensor) -> float:
+    start = time.perf_counter()
+    memory.add(x, t, y)
+    return time.perf_counter() - start
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(name) for name in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("compare")
+    one.add_argument("--data", default=None)
+    one.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    one.add_argument("--workers", type=int, default=1)
+    one.add_argument("--seeds", type=int, default=5)
+    one.add_argument("--tasks", type=int, default=20)
+    one.add_argument("--examples", type=int, default=1000)
+    one.add_argument("--sizes", type=numbers, default=SIZES)
+    one.add_argument("--keep", type=names, default=list(POLICIES))
+    one.set_defaults(action=compare)
+    two = commands.add_parser("thousand")
+    two.add_argument("--tasks", type=int, default=1000)
+    two.add_argument("--examples", type=int, default=20)
+    two.add_argument("--budget", type=int, default=2000)
+    two.add_argument("--groups", type=numbers, default=[100])
+    two.add_argument("--keep", type=names, default=["last"])
+    two.add_argument("--join", type=names, default=["age"])
+    two.set_defaults(action=thousand)
+    three = commands.add_parser("million")
+    three.add_argument("--budget", type=int, default=1_000_000)
+    three.add_argument("--inputs", type=int, default=16)
+    three.add_argument("--tasks", type=int, default=10)
+    three.add_argument(
+        "--keep", type=names, default=["last", "first", "reservoir", "balanced", "loss"]
+    )
+    three.set_defaults(action=million)
+    for command in (one, two, three):
+        command.add_argument("--out", type=Path, default=Path())
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.action(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What is offered to a policy: a mini-batch, with what a network makes of it if that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradmem.trees import Tree, leaves, size
+
+__all__ = ["Features", "Losses", "Offer"]
+
+#: x, t → (n, …) the features of examples of task t.
+Features = Callable[[Tree, Hashable], Tensor]
+#: x, t, y, mask → (n,) the loss of each example of task t.
+Losses = Callable[[Tree, Hashable, Tree, Tensor | None], Tensor]
+#: Features are cut off here, so that their squares are finite.
+LARGEST = 1e15
+
+
+class Offer:
+    """A mini-batch of a task, before a policy says what is kept of it.
+
+    Parameters
+    ----------
+    x, y
+        Trees of tensors (n, …).
+    t
+        The task.
+    mask
+        Which outputs are the task's, (classes,); None if all are.
+    features, losses
+        What `EpisodicMemory.attach` was given.
+    """
+
+    def __init__(
+        self,
+        x: Tree,
+        y: Tree,
+        t: Hashable = None,
+        mask: Tensor | None = None,
+        features: Features | None = None,
+        losses: Losses | None = None,
+    ) -> None:
+        self.x, self.y, self.t, self.mask = x, y, t, mask
+        self._get_features, self._get_losses = features, losses
+
+    def __len__(self) -> int:
+        return size(self.y)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether `losses` can be asked for."""
+        return self._get_losses is not None
+
+    def features(self) -> Tensor:
+        """(n, d), on the CPU; the inputs themselves, flattened, if no network is attached.
+
+        Computed once, when first asked for. On a GPU this waits for it.
+        """
+        return self._features
+
+    def losses(self) -> Tensor:
+        """(n,), on the CPU, at the network as it is now; computed once. On a GPU, this waits."""
+        return self._losses
+
+    @cached_property
+    def _features(self) -> Tensor:
+        if self._get_features is None:
+            found = torch.cat([leaf.flatten(1).float() for leaf in map(_wide, leaves(self.x))], 1)
+        else:
+            found = self._get_features(self.x, self.t).flatten(1)
+        found = found.detach().float().nan_to_num(0.0, LARGEST, -LARGEST)
+        return found.clamp(-LARGEST, LARGEST).cpu()
+
+    @cached_property
+    def _losses(self) -> Tensor:
+        assert self._get_losses is not None
+        found = self._get_losses(self.x, self.t, self.y, self.mask)
+        return found.detach().double().nan_to_num(LARGEST, LARGEST, 0.0).clamp(0, LARGEST).cpu()
+
+
+def _wide(leaf: Tensor) -> Tensor:
+    """A tensor (n, …) with at least two dimensions."""
+    return leaf if leaf.ndim > 1 else leaf[:, None]
