@@ -29,7 +29,7 @@ from gradmem.gradients import (
 )
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
-from gradmem.projection import Projection
+from gradmem.projection import Projection, Shortlist
 from gradmem.trees import Tree, leaves
 from gradmem.validation import descriptor, non_negative_int, one_of
 
@@ -79,6 +79,11 @@ class GradientMemory:
         Examples remembered per task, or in all, and which (see `EpisodicMemory`).
     margin, margin_rule
         γ ≥ 0, the paper's memory strength, and what it does (see `project`).
+    constraints
+        Most constraints of a step, for very many tasks; None for all of them, which is exact. Half
+        of them are those that the step goes against the most, as estimated from their last known
+        gradients, the other half those that the solution with the first half would violate; both
+        are computed and solved exactly (see `Shortlist`).
     constrain
         "gradient" (the paper's): the gradient is projected. With plain SGD no remembered loss then
         rises, to first order, at margin 0 or with the rule "floor"; other optimizers do not step
@@ -127,6 +132,7 @@ class GradientMemory:
         margin_rule: str = "shift",
         constrain: str = "gradient",
         *,
+        constraints: int | None = None,
         not_finite: str = "stop",
         keep: str | Policy = "last",
         memory: EpisodicMemory | None = None,
@@ -150,6 +156,7 @@ class GradientMemory:
         self.project = Projection(margin, margin_rule)
         # A margin may push a step over a constraint; an update is put back with this one.
         self._project_again = Projection()
+        self.shortlist = None if constraints is None else Shortlist(constraints)
         self.engine = MemoryGradients(
             objective or Objective(model, Criterion(loss), Forward(transform)),
             gradients,
@@ -192,9 +199,9 @@ class GradientMemory:
                 "memory.step(optimizer, t) in place of project_ and optimizer.step"
             )
         past = self._past(t)
-        G = self._finite_gradients(past) if past else None
-        if G is not None:
-            self._project_gradient(past, G)
+        found = self._finite_gradients(past) if past else None
+        if found is not None:
+            self._project_gradient(*found)
 
     def step(self, optimizer: Optimizer, t: Hashable) -> None:
         """Let the optimizer step on task t, within the constraints: gradient or update."""
@@ -210,11 +217,11 @@ class GradientMemory:
         With "gradient" `.grad` is projected before, with "update" the parameters after the block.
         Only the parameters of `optimizer` are changed, all of the model's if it is left out.
         """
-        past = self._past(t)
-        G = self._finite_gradients(past)
-        if G is None:
+        found = self._finite_gradients(self._past(t))
+        if found is None:
             yield
             return
+        past, G = found
         if optimizer is not None:
             self._leave_out(optimizer, G)
         with self.constrained(past, G):
@@ -237,6 +244,39 @@ class GradientMemory:
             size = self._size(G, self._gradient() if g is None else g)
             yield
             self._project_update(past, G, before, size)
+
+    def with_batch(
+        self, past: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
+    ) -> tuple[list[Stack], Tensor, Tensor, Tensor]:
+        """The constraints of a step, G: (k, p), and g: (p,) and the loss: () of a batch of task t.
+
+        For `past` and `mask`, see `EpisodicMemory.others` and `MemoryGradients.with_batch`.
+        """
+        if not self.selects(past):
+            return past, *self.engine.with_batch(past, x, t, y, mask)
+        _, g, loss = self.engine.with_batch([], x, t, y, mask)
+        return *self._most_violated(past, g), g, loss
+
+    def selects(self, past: list[Stack]) -> bool:
+        """Whether there are more constraints than a step may have."""
+        return self.shortlist is not None and sum(map(len, past)) > self.shortlist.most
+
+    def _most_violated(self, past: list[Stack], g: Tensor) -> tuple[list[Stack], Tensor]:
+        """Those constraints of a step along g: (p,) that it may violate, and their G: (k, p)."""
+        assert self.shortlist is not None
+        tasks = [t for stack in past for t in stack.tasks]
+        named = self.shortlist.first(tasks, g)
+        chosen = _rows_of(past, named)
+        G = self.engine(chosen).clone()
+        self.shortlist.learn(named, G)
+        g_tilde = Projection()(g, G)
+        others = self.shortlist.second([t for t in tasks if t not in {*named}], g_tilde)
+        if others:
+            more = _rows_of(past, others)
+            G_more = self.engine(more)
+            self.shortlist.learn([t for stack in more for t in stack.tasks], G_more)
+            chosen, G = [*chosen, *more], torch.cat([G, G_more])
+        return chosen, G
 
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
         """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
@@ -271,6 +311,7 @@ class GradientMemory:
             "memory": self.memory.state_dict(),
             "counts": self.project.counts(),
             "progress": (self.steps, self.skipped),
+            "shortlist": None if self.shortlist is None else self.shortlist.state_dict(),
             "method": self.engine.method,
         }
 
@@ -292,6 +333,8 @@ class GradientMemory:
         self.steps, self.skipped = map(
             non_negative_int, ("steps", "skipped"), state.get("progress", (0, 0))
         )
+        if self.shortlist is not None and state.get("shortlist") is not None:
+            self.shortlist.load_state_dict(state["shortlist"], self._weights[0].device)
         self.engine.use(state["method"])
 
     def save(self, path: str | os.PathLike[str], /, **others: Any) -> None:
@@ -390,10 +433,12 @@ class GradientMemory:
         ):
             self._weights = weights
             self.engine.start_again()
+            if self.shortlist is not None:
+                self.shortlist.forget()
             self._inputs.forget()
 
-    def _finite_gradients(self, past: list[Stack]) -> Tensor | None:
-        """G: (k, p) at the memories, or None if it or the step's gradient is not finite.
+    def _finite_gradients(self, past: list[Stack]) -> tuple[list[Stack], Tensor] | None:
+        """The constraints of a step and G: (k, p); None if it or `.grad` is not finite.
 
         Raises then, unless such steps are skipped.
         """
@@ -401,12 +446,15 @@ class GradientMemory:
         grads = [w.grad for w in self._weights if w.grad is not None]
         if not on_gpu and not self._is_finite(grads):
             return None
-        G = self.engine(past)
+        if self.selects(past):
+            past, G = self._most_violated(past, self._gradient())
+        else:
+            G = self.engine(past)
         if on_gpu:  # which is waited for once
             known = is_recording() or self._is_finite([*grads, G])
         else:  # the projection looks at G, and raises
             known = self.not_finite == "stop" or self._is_finite([G])
-        return G if known else None
+        return (past, G) if known else None
 
     def _is_finite(self, gradients: list[Tensor]) -> bool:
         """Whether gradients are finite; raises unless such steps are skipped."""
@@ -494,3 +542,10 @@ class GradientMemory:
         for w, rows in rows_by_parameter(G, self._weights).items():
             if id(w) not in owned:
                 rows.zero_()
+
+
+def _rows_of(past: list[Stack], tasks: Sequence[Hashable]) -> list[Stack]:
+    """Some tasks of the stacks, in the stacks' order: copies."""
+    named = {*tasks}
+    places = [(stack, [i for i, t in enumerate(stack.tasks) if t in named]) for stack in past]
+    return [stack.rows(which) for stack, which in places if which]

@@ -47,6 +47,8 @@ class GEM(Learner):
         "shift" or "floor" (see `project`).
     constrain
         "gradient" (the paper's) or "update": what is projected (see `GradientMemory`).
+    constraints
+        Most constraints of a step, for very many tasks; None, the exact choice, for all of them.
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed, bounds on the memory that takes, and their
         precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
@@ -78,6 +80,7 @@ class GEM(Learner):
         margin: float = 0.5,
         margin_rule: str = "shift",
         constrain: str = "gradient",
+        constraints: int | None = None,
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
@@ -91,6 +94,7 @@ class GEM(Learner):
             margin=margin,
             margin_rule=margin_rule,
             constrain=constrain,
+            constraints=constraints,
             memory=self.memory,
             objective=objective_of(self),
             gradients=gradients,
@@ -105,13 +109,15 @@ class GEM(Learner):
         past = self.memory.others(t, self.masks)
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
-            G, g, loss = self.constraints.engine.with_batch(past, x, t, y, mask)
+            chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
             set_gradient(self.network, g)
-            with self.constraints.constrained(past, G, g):  # equation 12
+            with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
             return loss, past, G, g
 
+        if self.constraints.selects(past):
+            self.graphed.enabled = False  # which constraints there are differs from step to step
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
@@ -119,7 +125,9 @@ class GEM(Learner):
         return loss
 
     def own_parts(self) -> Sequence[object]:
-        return self.constraints, self.constraints.engine, self.constraints.project
+        own = self.constraints
+        lists = () if own.shortlist is None else (own.shortlist,)
+        return own, own.engine, own.project, *lists
 
     @property
     def gradients(self) -> str:

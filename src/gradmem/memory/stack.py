@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -79,6 +79,18 @@ class Stack:
             masks,
             self.shares[which],
             self.tasks[which],
+        )
+
+    def rows(self, which: Sequence[int]) -> Stack:
+        """Some of the tasks, next to each other: a copy."""
+        index = torch.tensor(which, device=self.shares.device)
+        return Stack(
+            take(self.x, index),
+            take(self.y, index),
+            tuple(self.counts[i] for i in which),
+            None if self.masks is None else self.masks[index],
+            self.shares[index],
+            tuple(self.tasks[i] for i in which),
         )
 
     @property

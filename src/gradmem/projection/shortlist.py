@@ -42,6 +42,7 @@ class Shortlist:
         self._places: dict[Hashable, int] = {}
         self._ages: list[int] = []  # the step in which a constraint was computed last
         self._step = 0
+        self._new: list[tuple[list[Hashable], Tensor, int]] = []
 
     def first(self, tasks: Sequence[Hashable], g: Tensor) -> list[Hashable]:
         """Up to half of `most` tasks, in the order given, for a step along g: (p,).
@@ -49,6 +50,7 @@ class Shortlist:
         Those without a sketch and, of a quarter of the places, those that were not named for the
         longest time; the others are those that g goes against the most.
         """
+        self._take_note()
         self._step += 1
         room = self.most // 2
         new = [t for t in tasks if t not in self._places][:room]
@@ -68,19 +70,27 @@ class Shortlist:
         ]
 
     def learn(self, tasks: Sequence[Hashable], G: Tensor) -> None:
-        """Take note of the gradients G: (k, p) that were computed."""
-        self._make_room(tasks, G)
-        rows = torch.tensor([self._places[t] for t in tasks], device=G.device)
-        self._sketches[rows] = self._sketch(G)
-        for t in tasks:
-            self._ages[self._places[t]] = self._step
+        """Take note of the gradients G: (k, p) that were computed, from the next step on."""
+        self._new = [*self._new, (list(tasks), self._sketch(G), self._step)]
+
+    def _take_note(self) -> None:
+        """Write down what was learned; doing it twice makes no difference."""
+        for tasks, sketches, step in self._new:
+            self._make_room(tasks, sketches.device)
+            places = [self._places[t] for t in tasks]
+            self._sketches[torch.tensor(places, device=sketches.device)] = sketches
+            for place in places:
+                self._ages[place] = step
+        self._new = []
 
     def forget(self) -> None:
         """Start again: the network has other parameters."""
-        self._signs, self._places, self._ages = None, {}, []
+        self._signs, self._places, self._ages, self._new = None, {}, [], []
         self._sketches = torch.zeros(0, SIZE)
 
     def state_dict(self) -> dict[str, Any]:
+        """All that naming constraints depends on."""
+        self._take_note()
         n = len(self._places)
         return {
             "sketches": self._sketches[:n].clone(),
@@ -96,15 +106,16 @@ class Shortlist:
             raise ValueError(f"sketches must be ({len(tasks)}, {SIZE}), got {sketches.shape}")
         self._sketches = sketches.to(device).clone()
         self._places = {t: i for i, t in enumerate(tasks)}
-        self._ages, self._step = ages, int(state["step"])
+        self._ages, self._step, self._new = ages, int(state["step"]), []
 
     def _against(self, tasks: Sequence[Hashable], g: Tensor) -> list[Hashable]:
         """The tasks whose last gradients g goes against, the most violated first."""
         if not tasks:
             return []
         rows = torch.tensor([self._places[t] for t in tasks], device=g.device)
-        products = self._sketches[rows] @ self._sketch(g[None])[0]
-        found = (products / self._sketches[rows].norm(dim=1).clamp(min=1e-30)).tolist()
+        sketches = self._sketches[rows]
+        products = sketches @ self._sketch(g[None])[0]
+        found = (products / sketches.norm(dim=1).clamp(min=1e-30)).tolist()
         order = sorted(range(len(tasks)), key=found.__getitem__)
         return [tasks[i] for i in order if found[i] < 0]
 
@@ -122,13 +133,13 @@ class Shortlist:
             torch.sum(signed.view(-1, SIZE), 0, out=sketch)
         return sketches
 
-    def _make_room(self, tasks: Sequence[Hashable], G: Tensor) -> None:
-        for t in tasks:
-            if t not in self._places:
-                self._places[t] = len(self._places)
-                self._ages.append(0)
+    def _make_room(self, tasks: Sequence[Hashable], device: torch.device) -> None:
+        """A place for each task; tables are replaced, so that they can be put back."""
+        if new := [t for t in tasks if t not in self._places]:
+            self._places = self._places | {t: len(self._places) + i for i, t in enumerate(new)}
+            self._ages = self._ages + [0] * len(new)
         n, room = len(self._places), len(self._sketches)
-        if self._sketches.device != G.device or n > room:
-            grown = torch.zeros((max(n, 2 * room), SIZE), device=G.device)
-            grown[:room] = self._sketches.to(G.device)
+        if self._sketches.device != device or n > room:
+            grown = torch.zeros((max(n, 2 * room), SIZE), device=device)
+            grown[:room] = self._sketches.to(device)
             self._sketches = grown
