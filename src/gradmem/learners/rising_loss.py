@@ -1,0 +1,77 @@
+"""A detector of change: the loss rises above what it has been."""
+
+from __future__ import annotations
+
+import math
+
+from gradmem.validation import non_negative, positive, positive_int
+
+__all__ = ["RisingLoss"]
+
+#: A single batch counts as at most this many standard deviations above the mean.
+LARGEST = 4.0
+
+
+class RisingLoss:
+    """Detects that a loss rises above what it has been of late, and goes on from there.
+
+    The excess of each loss over the running mean, in running standard deviations and less `slack`,
+    is summed up; the sum is kept from falling below 0, and a change is detected when it exceeds
+    `threshold` (Page's cumulative sum). The unit of the loss does not matter, and one loss counts
+    as at most 4 deviations. After a change all is forgotten, and nothing is detected within the
+    next `window` losses.
+
+    The defaults were chosen on MNIST rotations and permutations with batches of 10 and seeds of
+    their own. Tasks that differ little, such as rotations by 9 degrees, raise the loss less than
+    it varies from batch to batch, and are not told apart.
+
+    Parameters
+    ----------
+    threshold
+        The sum above which a change is detected. Larger: fewer false alarms, later detection.
+    slack
+        Standard deviations by which a loss may exceed the mean without being counted.
+    window
+        How many losses the running mean and deviation look back on.
+
+    Examples
+    --------
+    >>> detector = RisingLoss(window=10)
+    >>> for i, loss in enumerate([0.5, 0.4] * 10 + [1.5] * 10):
+    ...     detector.update(loss)
+    ...     if detector.drift_detected:
+    ...         print(f"a change at loss {i}")
+    a change at loss 22
+
+    References
+    ----------
+    Page, Continuous inspection schemes, Biometrika 1954.
+    """
+
+    def __init__(self, threshold: float = 6.0, slack: float = 0.5, window: int = 30) -> None:
+        self.threshold = positive("threshold", threshold)
+        self.slack = non_negative("slack", slack)
+        self.window = positive_int("window", window)
+        self.drift_detected = False
+        self._count = 0
+        self._mean = self._variance = self._sum = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"RisingLoss(threshold={self.threshold:g}, slack={self.slack:g}, window={self.window})"
+        )
+
+    def update(self, value: float) -> None:
+        """Take in the next loss, and say in `drift_detected` whether it reveals a change."""
+        excess = value - self._mean
+        if self._count >= self.window:
+            deviations = excess / max(math.sqrt(self._variance), 1e-12)
+            self._sum = max(0.0, self._sum + min(deviations, LARGEST) - self.slack)
+        self.drift_detected = self._sum > self.threshold
+        if self.drift_detected:
+            self._count, excess = 0, value
+            self._mean = self._variance = self._sum = 0.0
+        self._count += 1
+        rate = 1 / min(self._count, self.window)
+        self._mean += rate * excess
+        self._variance = (1 - rate) * (self._variance + rate * excess * excess)
