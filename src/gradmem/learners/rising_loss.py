@@ -21,9 +21,10 @@ class RisingLoss:
     as at most 4 deviations. After a change all is forgotten, and nothing is detected within the
     next `window` losses.
 
-    The defaults were chosen on MNIST rotations and permutations with batches of 10 and seeds of
-    their own. Tasks that differ little, such as rotations by 9 degrees, raise the loss less than
-    it varies from batch to batch, and are not told apart.
+    The defaults were chosen on MNIST permutations and rotations with batches of 10, and on noise:
+    of 100,000 independent losses they took 1 (Gaussian) to 47 (exponential) for a change. Tasks
+    that differ little, such as rotations by 9 degrees, raise the loss less than it varies from
+    batch to batch, and most of them are not told apart.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class RisingLoss:
     Page, Continuous inspection schemes, Biometrika 1954.
     """
 
-    def __init__(self, threshold: float = 6.0, slack: float = 0.5, window: int = 30) -> None:
+    def __init__(self, threshold: float = 8.0, slack: float = 0.5, window: int = 30) -> None:
         self.threshold = positive("threshold", threshold)
         self.slack = non_negative("slack", slack)
         self.window = positive_int("window", window)
@@ -65,8 +66,9 @@ class RisingLoss:
         """Take in the next loss, and say in `drift_detected` whether it reveals a change."""
         excess = value - self._mean
         if self._count >= self.window:
-            deviations = excess / max(math.sqrt(self._variance), 1e-12)
-            self._sum = max(0.0, self._sum + min(deviations, LARGEST) - self.slack)
+            deviation = max(math.sqrt(self._variance), 1e-12)
+            excess = min(excess, LARGEST * deviation)
+            self._sum = max(0.0, self._sum + excess / deviation - self.slack)
         self.drift_detected = self._sum > self.threshold
         if self.drift_detected:
             self._count, excess = 0, value
