@@ -31,8 +31,6 @@ from benchmarks.measure import machine
 from gradmem.reports.summary import Estimate
 
 BENCHMARKS = {"rotations": gm.mnist_rotations, "permutations": gm.mnist_permutations}
-#: The paper's memories per task on these benchmarks; here a budget for all tasks together.
-MEMORIES = 256
 LR, MARGIN = 0.1, 0.5
 TRUE, NONE = "true labels", "none (Single)"
 
@@ -85,7 +83,7 @@ def perform(job: tuple[str, str, int], arguments: argparse.Namespace) -> Found:
         learner = gm.Single(network, lr=LR, seed=seed)
     else:
         boundaries = ways(n)[way]()
-        budget = MEMORIES * T
+        budget = arguments.memories * T
         learner = gm.GEM(
             network, lr=LR, budget=budget, margin=MARGIN, boundaries=boundaries, seed=seed
         )
@@ -154,6 +152,7 @@ def draw(groups: dict[tuple[str, str], list[Found]], path: Path, T: int, n: int)
         )
         above.set_title(f"MNIST {name}, {T} tasks × {n} examples")
         above.set_xlabel("ACC")
+        above.set_xlim(0, 1)
         below.eventplot(
             [(runs[0].boundaries or [0])[1:] for runs in own.values()],
             lineoffsets=list(places),
@@ -177,6 +176,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--examples", type=int, default=1000)
+    parser.add_argument("--memories", type=int, default=256, help="a task, times --tasks in all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/boundaries"))
@@ -191,7 +191,7 @@ def main() -> None:
             print(f"{found.benchmark}, {found.way}, seed {found.seed}: {found.acc:.4f}", flush=True)
     about = (
         f"{arguments.tasks} tasks of {arguments.examples} examples, batches of 10, "
-        f"{MEMORIES * arguments.tasks} memories in all, mean and 95% interval of "
+        f"{arguments.memories * arguments.tasks} memories in all, mean and 95% interval of "
         f"{arguments.seeds} seeds. {machine(arguments.device)}"
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
