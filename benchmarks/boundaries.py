@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +32,7 @@ from benchmarks.measure import machine
 from gradmem.reports.summary import Estimate
 
 BENCHMARKS = {"rotations": gm.mnist_rotations, "permutations": gm.mnist_permutations}
-LR, MARGIN = 0.1, 0.5
+LR, MARGIN, BATCH_SIZE = 0.1, 0.5, 10
 TRUE, NONE = "true labels", "none (Single)"
 
 
@@ -47,26 +48,26 @@ class Found:
     boundaries: list[int] | None
     """The first example of each inferred task; None where tasks are not inferred."""
     delays: list[int]
+    """In examples, of the true boundaries that were found."""
     false_alarms: int
-    missed: int
 
 
 def ways(examples: int) -> dict[str, Callable[[], Any]]:
     """Name → a function that makes the boundaries, for tasks of so many examples."""
+    shorter = examples * 7 // 10
+    batches = shorter // BATCH_SIZE
     found: dict[str, Callable[[], Any]] = {
         TRUE: lambda: None,
         f"Every({examples})": partial(gm.Every, examples),
-        f"Every({examples * 7 // 10})": partial(gm.Every, examples * 7 // 10),
+        f"Every({shorter})": partial(gm.Every, shorter),
         "RisingLoss()": gm.RisingLoss,
+        f"RisingLoss(longest={batches})": partial(gm.RisingLoss, longest=batches),
     }
-    try:
+    if find_spec("river"):
         from river import drift
-    except ImportError:
-        print("without river's detectors: river is not installed")
-    else:
-        found["river PageHinkley"] = partial(
-            drift.PageHinkley, mode="up", threshold=5, min_instances=10
-        )
+
+        page_hinkley = partial(drift.PageHinkley, mode="up", threshold=5, min_instances=10)
+        found["river PageHinkley"] = page_hinkley
         found["river ADWIN"] = partial(drift.ADWIN, delta=0.05, clock=1)
     return found | {NONE: lambda: None}
 
@@ -76,7 +77,7 @@ def perform(job: tuple[str, str, int], arguments: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
     benchmark, way, seed = job
     T, n = arguments.tasks, arguments.examples
-    continuum = BENCHMARKS[benchmark](T, n, seed=seed, data=arguments.data)
+    continuum = BENCHMARKS[benchmark](T, n, BATCH_SIZE, seed=seed, data=arguments.data)
     network = gm.mlp(seed=seed).to(arguments.device)
     learner: gm.Learner
     if way == NONE:
@@ -90,10 +91,7 @@ def perform(job: tuple[str, str, int], arguments: argparse.Namespace) -> Found:
     result = gm.run(learner, continuum)
     inferred = result.statistics.get("boundaries")
     delays, false_alarms = compare(inferred or [], T, n)
-    missed = T - 1 - len(delays)
-    return Found(
-        benchmark, way, seed, result.acc, result.bwt, inferred, delays, false_alarms, missed
-    )
+    return Found(benchmark, way, seed, result.acc, result.bwt, inferred, delays, false_alarms)
 
 
 def compare(inferred: Sequence[int], T: int, n: int) -> tuple[list[int], int]:
@@ -109,8 +107,8 @@ def compare(inferred: Sequence[int], T: int, n: int) -> tuple[list[int], int]:
     return list(delays.values()), false_alarms
 
 
-def row(runs: Sequence[Found]) -> str:
-    """A line of the table: one benchmark and way over all seeds."""
+def row(runs: Sequence[Found], T: int) -> str:
+    """A line of the table: one benchmark of T tasks, and one way, over all seeds."""
     metrics = [
         Estimate.of([run.acc for run in runs]).format(".3f"),
         Estimate.of([run.bwt for run in runs]).format("+.3f"),
@@ -122,14 +120,15 @@ def row(runs: Sequence[Found]) -> str:
             f"{np.mean([len(run.boundaries or []) for run in runs]):.1f}",
             f"{np.mean(delays):.0f}" if delays else "–",
             f"{np.mean([run.false_alarms for run in runs]):.1f}",
-            f"{np.mean([run.missed for run in runs]):.1f}",
+            f"{np.mean([T - 1 - len(run.delays) for run in runs]):.1f}",
         ]
     return f"| {' | '.join([runs[0].benchmark, runs[0].way, *metrics, *inferred])} |"
 
 
-def table(groups: dict[tuple[str, str], list[Found]], about: str) -> str:
+def table(groups: dict[tuple[str, str], list[Found]], about: str, T: int) -> str:
     names = "MNIST | boundaries | ACC | BWT | tasks found | delay, examples | false alarms | missed"
-    return "\n".join([about, "", f"| {names} |", "|---" * 8 + "|", *map(row, groups.values()), ""])
+    lines = [row(runs, T) for runs in groups.values()]
+    return "\n".join([about, "", f"| {names} |", "|---" * 8 + "|", *lines, ""])
 
 
 def draw(groups: dict[tuple[str, str], list[Found]], path: Path, T: int, n: int) -> None:
@@ -190,7 +189,7 @@ def main() -> None:
             groups.setdefault((found.benchmark, found.way), []).append(found)
             print(f"{found.benchmark}, {found.way}, seed {found.seed}: {found.acc:.4f}", flush=True)
     about = (
-        f"{arguments.tasks} tasks of {arguments.examples} examples, batches of 10, "
+        f"{arguments.tasks} tasks of {arguments.examples} examples, batches of {BATCH_SIZE}, "
         f"{arguments.memories * arguments.tasks} memories in all, mean and 95% interval of "
         f"{arguments.seeds} seeds. {machine(arguments.device)}"
     )
@@ -198,9 +197,9 @@ def main() -> None:
     runs = [asdict(found) for group in groups.values() for found in group]
     kept = {"about": about, "runs": runs}
     (arguments.out / "boundaries.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (arguments.out / "boundaries.md").write_text(table(groups, about))
+    (arguments.out / "boundaries.md").write_text(table(groups, about, arguments.tasks))
     draw(groups, arguments.out / "boundaries.png", arguments.tasks, arguments.examples)
-    print(table(groups, about))
+    print((arguments.out / "boundaries.md").read_text())
 
 
 if __name__ == "__main__":

@@ -236,7 +236,13 @@ def test_a_larger_threshold_detects_later():
     assert 100 <= early < late
 
 
-@pytest.mark.parametrize("wrong", [{"threshold": 0}, {"slack": -1}, {"window": 0}])
+def test_a_stream_that_never_jumps_can_be_cut_all_the_same():
+    values = [*noise(50, 0), *noise(50, 1, 4.0)]
+    assert detected(gm.RisingLoss(longest=20), values)[:2] == [20, 40]
+    assert detected(gm.RisingLoss(longest=60), values)[0] in range(50, 55)
+
+
+@pytest.mark.parametrize("wrong", [{"threshold": 0}, {"slack": -1}, {"window": 0}, {"longest": 0}])
 def test_settings_of_the_detector_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         gm.RisingLoss(**wrong)

@@ -24,7 +24,7 @@ class RisingLoss:
     The defaults were chosen on MNIST permutations and rotations with batches of 10, and on noise:
     of 100,000 independent losses they took 1 (Gaussian) to 47 (exponential) for a change. Tasks
     that differ little, such as rotations by 9 degrees, raise the loss less than it varies from
-    batch to batch, and most of them are not told apart.
+    batch to batch and are not told apart: `longest`, or `gm.Every`, is for such streams.
 
     Parameters
     ----------
@@ -34,6 +34,9 @@ class RisingLoss:
         Standard deviations by which a loss may exceed the mean without being counted.
     window
         How many losses the running mean and deviation look back on.
+    longest
+        After so many losses without a change, one is reported in any case, for streams that change
+        gradually. None: never.
 
     Examples
     --------
@@ -49,17 +52,26 @@ class RisingLoss:
     Page, Continuous inspection schemes, Biometrika 1954.
     """
 
-    def __init__(self, threshold: float = 8.0, slack: float = 0.5, window: int = 30) -> None:
+    def __init__(
+        self,
+        threshold: float = 8.0,
+        slack: float = 0.5,
+        window: int = 30,
+        longest: int | None = None,
+    ) -> None:
         self.threshold = positive("threshold", threshold)
         self.slack = non_negative("slack", slack)
         self.window = positive_int("window", window)
+        self.longest = None if longest is None else positive_int("longest", longest)
         self.drift_detected = False
         self._count = 0
         self._mean = self._variance = self._sum = 0.0
 
     def __repr__(self) -> str:
+        longest = "" if self.longest is None else f", longest={self.longest}"
         return (
-            f"RisingLoss(threshold={self.threshold:g}, slack={self.slack:g}, window={self.window})"
+            f"RisingLoss(threshold={self.threshold:g}, slack={self.slack:g}, "
+            f"window={self.window}{longest})"
         )
 
     def update(self, value: float) -> None:
@@ -69,7 +81,8 @@ class RisingLoss:
             deviation = max(math.sqrt(self._variance), 1e-12)
             excess = min(excess, LARGEST * deviation)
             self._sum = max(0.0, self._sum + excess / deviation - self.slack)
-        self.drift_detected = self._sum > self.threshold
+        ended = self.longest is not None and self._count >= self.longest
+        self.drift_detected = self._sum > self.threshold or ended
         if self.drift_detected:
             self._count, excess = 0, value
             self._mean = self._variance = self._sum = 0.0
