@@ -45,6 +45,7 @@ window.addEventListener("load", () => setTimeout(() => {
       document.getElementById("matrix").data?.[0] || { colorbar: { title: {} } }),
     axes: ["curves", "time"].map((section) => plots(section).map(({ layout: { yaxis } }) =>
       [yaxis.title.text, yaxis.range])),
+    boundaries: plots("curves").map(({ layout }) => layout.shapes.map(({ x0 }) => x0)),
     caption: document.getElementById("matrix-caption").textContent,
     active: [...document.querySelectorAll("#diagnostics-table td")].map((td) => td.textContent),
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
@@ -118,6 +119,8 @@ def several(tmp_path_factory):
     folder = tmp_path_factory.mktemp("several")
     for benchmark in ("mnist-rotations", "mnist-permutations"):
         write_several(folder / benchmark, benchmark=benchmark, n_tasks=6)
+    found = folder / "mnist-rotations" / "gem-0" / "result.json"
+    found.write_text(json.dumps(json.loads(found.read_text()) | {"boundaries": [0, 1000, 2100]}))
     return write_page(rows_of(folder), folder / "report.html"), rows_of(folder)
 
 
@@ -131,6 +134,10 @@ def test_it_opens_without_errors_or_a_network(seen):
     assert seen.probe["ready"] == "yes"
     assert seen.probe["fetched"] == []
     assert seen.probe["status"] == "18 runs"
+
+
+def test_lines_stand_where_a_task_was_found_without_labels(seen):
+    assert seen.probe["boundaries"] == [[], [1000, 2100]]  # permutations, rotations
 
 
 def test_the_heat_map_has_a_cell_for_every_pair_of_tasks(several, seen):

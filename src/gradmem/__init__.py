@@ -26,7 +26,18 @@ from gradmem.evaluation import (
     transfer_metrics,
 )
 from gradmem.gradient_memory import GradientMemory
-from gradmem.learners import AGEM, EWC, GEM, ICaRL, Independent, Learner, Multimodal, Single
+from gradmem.learners import (
+    AGEM,
+    EWC,
+    GEM,
+    Every,
+    ICaRL,
+    Independent,
+    Learner,
+    Multimodal,
+    RisingLoss,
+    Single,
+)
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
 from gradmem.projection import project, solve_dual
@@ -47,6 +58,7 @@ __all__ = [
     "DataError",
     "DatasetExamples",
     "EpisodicMemory",
+    "Every",
     "Examples",
     "GradientMemory",
     "ICaRL",
@@ -56,6 +68,7 @@ __all__ = [
     "Multimodal",
     "Progress",
     "Result",
+    "RisingLoss",
     "Single",
     "Task",
     "TransferMetrics",

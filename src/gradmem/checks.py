@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradmem.learners import Learner
+from gradmem.learners import Every, Learner
 from gradmem.memory import EpisodicMemory, Policy
 from gradmem.networks import mlp
 
@@ -294,6 +295,47 @@ def takes_inputs_of_any_structure(make: Make) -> None:
     assert torch.allclose(one, other, atol=1e-4), "a dict of inputs was learned another way"
 
 
+def learns_without_labels_as_with_them(make: Make) -> None:
+    """`Every` finds the tasks 0, 1, …; half-way through a state."""
+    labelled, unlabelled, other = (_new(make, _dropout_network(), seed) for seed in (0, 0, 9))
+    for learner in (unlabelled, other):
+        learner.boundaries = Every(24)
+    for visit, t in enumerate("abc"):
+        for batch in range(3):
+            x, y = _task(t, 8, seed=10 * visit + batch)
+            labelled.observe(x, visit, y)
+            unlabelled.observe(x, y=y)
+            if (visit, batch) == (1, 1):
+                other.load_state_dict(unlabelled.state_dict())
+                unlabelled = other
+    found = [(task.t, task.first, task.examples) for task in unlabelled.tasks]
+    assert found == [(0, 0, 24), (1, 24, 24), (2, 48, 24)], f"Every(24) found {found}"
+    state = unlabelled.state_dict()
+    state.pop("boundaries")
+    _same(labelled.state_dict(), state, "what was learned without labels is something else")
+
+
+def learns_a_mixed_batch_task_by_task(make: Make) -> None:
+    """And predicts one in the order of its examples."""
+    mixed, apart = _new(make, _dropout_network()), _new(make, _dropout_network())
+    each = list("abaacb")
+    places = {t: [i for i, one in enumerate(each) if one == t] for t in "abc"}
+    x, y = _task("a", len(each))
+    losses = [apart.observe(x[i], t, y[i]) for t, i in places.items()]
+    loss = mixed.observe(x, each, y)
+    assert loss is not None, "observe returned no loss"
+    parts = zip(losses, places.values(), strict=True)
+    mean = sum(float(one) * len(i) for one, i in parts if one is not None) / len(each)
+    assert math.isclose(loss, mean, rel_tol=1e-5), f"observe returned {loss}, not {mean}"
+    _same(apart.state_dict(), mixed.state_dict(), "a mixed batch was learned another way")
+    predicted = mixed.predict(x, each)
+    for t, i in places.items():
+        assert torch.equal(predicted[i], mixed.predict(x[i], t)), f"predicted {predicted}"
+    y[3] = N_CLASSES
+    _refused(mixed, _observe(mixed, x, each, y), (ValueError,), "a label too large in a part")
+    _refused(mixed, _observe(mixed, x, each[:-1], y), (ValueError,), "too few descriptors")
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_a_toy_task,
     predicts_before_and_after_training,
@@ -316,6 +358,8 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_with_a_layer_that_was_replaced,
     refuses_the_state_of_another_optimizer,
     takes_inputs_of_any_structure,
+    learns_without_labels_as_with_them,
+    learns_a_mixed_batch_task_by_task,
 )
 
 

@@ -175,4 +175,5 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     # Without the address in memory, which is another one in every run.
-    return getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    name = getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return re.sub(r"\s+", " ", name)

@@ -30,6 +30,7 @@ from gradmem.gradients import (
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
 from gradmem.projection import Projection, Shortlist
+from gradmem.streams.mixed import is_mixed, parts_of
 from gradmem.trees import Tree, leaves
 from gradmem.validation import descriptor, non_negative_int, one_of
 
@@ -169,17 +170,21 @@ class GradientMemory:
         self._weights = parameters(model)
         self._last: list[Stack] | None = None
 
-    def add(self, x: Tree, t: Hashable, y: Tree) -> None:
+    def add(self, x: Tree, t: Any, y: Tree) -> None:
         """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come.
 
-        Add each example once: what is added in every epoch is remembered again. On a CPU, values
-        that model and loss could not take are refused; on a GPU that would mean to wait for it.
+        `t` may be a list, 1-d tensor or array of one descriptor per example. Add each example once:
+        what is added in every epoch is remembered again. On a CPU, values that model and loss could
+        not take are refused; on a GPU that would mean to wait for it.
         """
-        self.memory.check(x, descriptor(t), y)
+        parts = parts_of(x, t, y) if is_mixed(t) else [(x, t, y)]
+        for part_x, one, part_y in parts:
+            self.memory.check(part_x, descriptor(one), part_y)
         if leaves(x)[0].device.type == "cpu" and self.engine.objective.own_loss is None:
             self._inputs.check_x(x, self._evaluated)
             self._inputs.check_y(x, y, self._evaluated)
-        self.memory.put(x, t, y)
+        for part in parts:
+            self.memory.put(*part)
 
     @torch.no_grad()
     def _evaluated(self, x: Tree) -> Any:

@@ -53,8 +53,9 @@ def run(
     ----------
     learner
         Anything that answers `observe(x, t, y)` and `predict(x, t)`; it is trained in place. A
-        `Learner` is told which outputs are which task's (`Learner.outputs`), unless it knows. The
-        baseline of FWT is what it can do when the run begins.
+        `Learner` is told which outputs are which task's (`Learner.outputs`), unless it knows. One
+        with `boundaries` is not told the tasks: `observe(x, y=y)` and `predict(x)`; its tasks must
+        share their outputs. The baseline of FWT is what it can do when the run begins.
     continuum
         The data and the test sets.
     every
@@ -133,10 +134,13 @@ class _Run:
         self.observe, self.predict = learner.observe, learner.predict
         if isinstance(learner, Learner):
             learner.outputs = {**continuum.outputs, **learner.outputs}
+            _check_labels_can_be_withheld(learner)
             all_checked = _check_data(learner, self.continuum)
             if all_checked or self.on_gpu:  # checking every batch would wait for the GPU each time
                 self.observe = _unchecked(learner.observe)
                 self.predict = _unchecked(learner.predict)
+            if learner.boundaries is not None:
+                self.observe, self.predict = _without_labels(self.observe, self.predict)
         self.settle = getattr(learner, "settle", None)
         self.training, self.evaluation = _StopWatch(), _StopWatch()
         self.examples = 0
@@ -313,7 +317,8 @@ def _check_data(learner: Learner, continuum: Continuum) -> bool:
             classes |= set(task.train.y.unique().tolist())
     for t, test in continuum.tests.items():
         _check_examples(learner, t, test, learner.check_test, size)
-    learner.check_all([task.t for task in continuum.tasks], classes)
+    known = [task.t for task in continuum.tasks] if learner.boundaries is None else []
+    learner.check_all(known, classes)
     sets = [*(task.train for task in continuum.tasks), *continuum.tests.values()]
     return all(isinstance(examples, Examples) for examples in sets)
 
@@ -336,6 +341,23 @@ def _unchecked(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method with `check=False`; as it is if a subclass's method has no such parameter."""
     has_check = "check" in inspect.signature(method).parameters
     return partial(method, check=False) if has_check else method
+
+
+def _check_labels_can_be_withheld(learner: Learner) -> None:
+    """Refuse a learner that has boundaries, and could not predict without a descriptor."""
+    if learner.boundaries is not None and (learner.outputs or not learner.shares_outputs):
+        why = "the tasks have outputs of their own" if learner.outputs else "it predicts per task"
+        raise ValueError(
+            f"a {type(learner).__name__} with boundaries, {learner.boundaries!r}, is not told the "
+            f"tasks, but {why}: take tasks that share their outputs, or boundaries=None"
+        )
+
+
+def _without_labels(
+    observe: Callable[..., Any], predict: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`observe(x, t, y)` and `predict(x, t)` that keep t to themselves."""
+    return (lambda x, t, y: observe(x, y=y)), (lambda x, t: predict(x))
 
 
 def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:

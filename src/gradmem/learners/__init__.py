@@ -1,12 +1,14 @@
 """The learners of the paper, one file each, behind one contract (`Learner`)."""
 
 from gradmem.learners.agem import AGEM
+from gradmem.learners.boundaries import Every, InferredTask
 from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
 from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
 from gradmem.learners.learner import Learner
 from gradmem.learners.multimodal import Multimodal
+from gradmem.learners.rising_loss import RisingLoss
 from gradmem.learners.single import Single
 
 __all__ = [
@@ -14,10 +16,13 @@ __all__ = [
     "EWC",
     "GEM",
     "LEARNERS",
+    "Every",
     "ICaRL",
     "Independent",
+    "InferredTask",
     "Learner",
     "Multimodal",
+    "RisingLoss",
     "Single",
 ]
 

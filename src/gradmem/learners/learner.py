@@ -6,7 +6,8 @@ import copy
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from gradmem.checkpoint import load_state, save_state
 from gradmem.cuda.devices import current_device
 from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
 from gradmem.interrupts import Lock, uninterrupted
+from gradmem.learners.boundaries import Boundaries, InferredTask, Rule, restored
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
     OptimizerFactory,
@@ -33,7 +35,9 @@ from gradmem.learners.settings import LR, compared_settings, signature_of
 from gradmem.learners.states import check_state
 from gradmem.learners.stepping import Stepping
 from gradmem.networks import fit_outputs, unwidened, widen
-from gradmem.trees import Tree, size, tree_map
+from gradmem.streams.examples import are_class_ids
+from gradmem.streams.mixed import is_mixed, parts_of, places_of
+from gradmem.trees import Tree, check, concatenate, size, take, tree_map
 from gradmem.validation import descriptor, one_of, positive
 
 __all__ = ["Learner"]
@@ -71,6 +75,12 @@ class Learner(Stepping, ABC):
     grow
         Whether the network's last linear layer gets wider when a class arrives that it has no
         output for (see `gradmem.networks.widen`).
+    boundaries
+        Where tasks begin in a stream without labels, `observe(x, y=y)`: `gm.Every(n)`, or a
+        detector of change, any object with `update(value)` and `drift_detected` (`gm.RisingLoss()`,
+        river's `ADWIN()`). A detector is given each batch's mean loss in evaluation mode before
+        the batch is learned, which on a GPU waits for it; where it detects a change, the batch
+        begins a new task. The learner has a copy of its own.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -124,6 +134,7 @@ class Learner(Stepping, ABC):
         transform: Transform | None = None,
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
+        boundaries: Rule | None = None,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -150,6 +161,8 @@ class Learner(Stepping, ABC):
         if not isinstance(grow, bool):
             raise TypeError(f"grow must be True or False, got {grow!r}")
         self.grow = grow
+        self._boundaries: Boundaries | None = None
+        self.boundaries = boundaries
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
         self.steps = self.examples = self.skipped = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
@@ -169,7 +182,25 @@ class Learner(Stepping, ABC):
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         """Learn from one checked mini-batch, and return its loss."""
 
-    def observe(self, x: Tree, t: Hashable, y: Tree, *, check: bool = True) -> Tensor | None:
+    @property
+    def boundaries(self) -> Rule | None:
+        """What finds tasks in a stream without labels; it can be set until a task was found."""
+        return None if self._boundaries is None else self._boundaries.rule
+
+    @boundaries.setter
+    def boundaries(self, rule: Rule | None) -> None:
+        if self.tasks:
+            raise ValueError(f"boundaries cannot be changed after {len(self.tasks)} tasks, {rule=}")
+        self._boundaries = None if rule is None else Boundaries(rule)
+
+    @property
+    def tasks(self) -> list[InferredTask]:
+        """The tasks that the boundaries have found, in their order."""
+        return [] if self._boundaries is None else list(self._boundaries.tasks)
+
+    def observe(
+        self, x: Tree, t: Any = None, y: Tree = None, *, check: bool = True
+    ) -> Tensor | None:
         """Learn from a mini-batch of task t.
 
         Parameters
@@ -177,7 +208,11 @@ class Learner(Stepping, ABC):
         x
             (n, …) finite inputs, n ≥ 1: a tensor, or a dict, tuple or list of tensors.
         t
-            The task's descriptor: any hashable value.
+            The task's descriptor: any hashable value. In a mixed batch a list, 1-d tensor or array
+            with one descriptor per example: the examples of each task are learned together, one
+            step per task, tasks in the order in which they first come. If it is left out, as in
+            `observe(x, y=y)`, the learner's `boundaries` find the task: 0, 1, … They are not asked
+            about batches that come with t.
         y
             (n, …) what the loss takes: class ids (n,) for cross-entropy.
         check
@@ -187,7 +222,8 @@ class Learner(Stepping, ABC):
         Returns
         -------
         Tensor
-            The batch's loss before the step; None if the batch was skipped (`not_finite`).
+            The batch's loss before the step; None if the batch was skipped (`not_finite`). Of a
+            mixed batch the mean over the examples that were learned.
 
         Raises
         ------
@@ -195,25 +231,83 @@ class Learner(Stepping, ABC):
             If the loss or its gradient is not finite; the learner is as before the batch. On a GPU
             with check=False nothing waits for the step: from the first such step on, parameters
             and buffers no longer change, and the next call that waits (`settle`) raises.
+            Of a mixed batch, all tasks' examples are checked before the first step; if the step of
+            a later task raises, those of the earlier ones were learned, each as a whole.
         """
+        if y is None:
+            raise TypeError("y is missing: observe(x, t, y), or observe(x, y=y) with boundaries")
         with self._lock, uninterrupted():
             look = check or self._inputs.n_outputs is None
             if look:
                 self.settle()
+            if is_mixed(t):
+                return self._observe_mixed(x, t, y, look)
+            if t is None:
+                return self._observe_unlabelled(x, y, look)
+            if look:
                 self.check(x, t, y)
-            self._waits = look or self.not_finite == "skip"
-            try:
-                loss = self._learn(x, t, y)
-            except FloatingPointError:
-                if self.not_finite == "stop":
-                    raise
-                self.skipped += 1
-                return None
-            self.steps += 1
-            self.examples += size(x)
-            for optimizer in self.optimizers_of(t) if self._schedules else ():
-                self._schedules[optimizer].step()
-            return loss
+            return self._step(x, t, y, look)
+
+    def _observe_mixed(self, x: Tree, t: Any, y: Tree, look: bool) -> Tensor | None:
+        """Learn from the examples of several tasks, a step for each task."""
+        parts = parts_of(x, t, y)
+        if look:
+            for part in parts:
+                self.check(*part)
+            self.check_all([t for _, t, _ in parts], set(y.tolist()) if are_class_ids(y) else ())
+        losses = [(size(x), self._step(x, t, y, look)) for x, t, y in parts]
+        known = [(n, loss) for n, loss in losses if loss is not None]
+        if len(known) < 2:
+            return known[0][1] if known else None
+        total = torch.stack([n * loss for n, loss in known]).sum()
+        return total / sum(n for n, _ in known)
+
+    def _observe_unlabelled(self, x: Tree, y: Tree, look: bool) -> Tensor | None:
+        """Learn from a mini-batch of the task that the boundaries find."""
+        if self._boundaries is None:
+            raise TypeError(
+                "t must be a task descriptor, got None: without t, the learner must be given "
+                f"boundaries, {type(self).__name__}(network, boundaries=gm.Every(1000))"
+            )
+        if look:
+            self.check(x, self._boundaries.current, y)
+        t, rule = self._boundaries.next(partial(self._loss_before, x, y))
+        steps = self.steps
+        loss = self._step(x, t, y, look)
+        if self.steps > steps:  # it was not skipped
+            self._boundaries.add(t, size(x), rule)
+        return loss
+
+    @torch.no_grad()
+    def _loss_before(self, x: Tree, y: Tree) -> float:
+        """A batch's mean loss in evaluation mode, which changes nothing; waits for a GPU.
+
+        Infinite where the network has no output for a class yet.
+        """
+        assert self._boundaries is not None
+        t, before = self._boundaries.current, self._randomness
+        if self.grow and are_class_ids(y) and int(y.max()) >= (self._inputs.n_outputs or 0):
+            return float("inf")
+        with current_device(self.device), self._evaluating(t), self.own_randomness():
+            loss = self.loss(x, t, y, self.mask(t))
+        self._randomness = before
+        return float(loss)
+
+    def _step(self, x: Tree, t: Hashable, y: Tree, waits: bool) -> Tensor | None:
+        """Learn from a checked mini-batch and count it; None if it was skipped."""
+        self._waits = waits or self.not_finite == "skip"
+        try:
+            loss = self._learn(x, t, y)
+        except FloatingPointError:
+            if self.not_finite == "stop":
+                raise
+            self.skipped += 1
+            return None
+        self.steps += 1
+        self.examples += size(x)
+        for optimizer in self.optimizers_of(t) if self._schedules else ():
+            self._schedules[optimizer].step()
+        return loss
 
     def _learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         """Learn from a mini-batch, or raise and stay as before it."""
@@ -222,10 +316,8 @@ class Learner(Stepping, ABC):
             self._widen(t, y)
             return self.learn(tree_map(Tensor.detach, x), t, y)
 
-    def learn_from(
-        self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
-    ) -> Learner:
-        """Observe all (x, t, y) of a stream, which may be endless.
+    def learn_from(self, stream: Iterable[tuple[Tree, ...]], *, progress: bool = True) -> Learner:
+        """Observe all (x, t, y) of a stream, which may be endless; with boundaries also (x, y).
 
         Ctrl-C raises KeyboardInterrupt between two steps: what was observed is learned as a whole.
 
@@ -246,10 +338,11 @@ class Learner(Stepping, ABC):
         from gradmem.learners.watching import watched
 
         for item in watched(stream, self) if progress else stream:
-            if not isinstance(item, tuple | list) or len(item) != 3:
+            pairs = "" if self._boundaries is None else " or pairs (x, y)"
+            if not isinstance(item, tuple | list) or len(item) not in ((2, 3) if pairs else (3,)):
                 what = f"{len(item)} items" if isinstance(item, tuple | list) else repr(item)
-                raise TypeError(f"a stream must hold triplets (x, t, y), got {what}")
-            self.observe(*item)
+                raise TypeError(f"a stream must hold triplets (x, t, y){pairs}, got {what}")
+            self.observe(item[0], item[1] if len(item) == 3 else None, item[-1])
         return self
 
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
@@ -277,29 +370,41 @@ class Learner(Stepping, ABC):
         del tasks, classes  # any number will do
 
     @torch.no_grad()
-    def predict(self, x: Tree, t: Hashable | None = None, *, check: bool = True) -> Any:
+    def predict(self, x: Tree, t: Any = None, *, check: bool = True) -> Any:
         """What x: (n, …) is for task t, at any time and for any task, seen or not.
 
         Class ids (n,) where labels are classes, the outputs elsewhere, or what `decide` makes of
-        them. `t` may be left out where the tasks share their outputs; for `check`, see `observe`.
+        them. `t` may be a list, 1-d tensor or array of one descriptor per example, and may be left
+        out where the tasks share their outputs; for `check`, see `observe`.
         """
-        self._require_descriptor(t)
         with self._lock, uninterrupted(), current_device(self.device):
-            if check or self._inputs.n_outputs is None:
+            look = check or self._inputs.n_outputs is None
+            if look:
                 self.settle()
-                self._inputs.check_x(x, partial(self.evaluated, t=t))
-            outputs = self.scores(x, t)
+            outputs = self._by_task(self.scores, x, t, look)
         if self.decide is not None:
             return self.decide(outputs)
         return outputs.argmax(1) if self._inputs.are_classes else outputs
 
     @torch.no_grad()
-    def forward(self, x: Tree, t: Hashable | None = None) -> Any:
+    def forward(self, x: Tree, t: Any = None) -> Any:
         """The network's outputs for x as task t sees them, in evaluation mode, as they are."""
-        self._require_descriptor(t)
         with self._lock, uninterrupted(), current_device(self.device):
+            return self._by_task(self.evaluated, x, t, True)
+
+    def _by_task(self, outputs: Callable[[Tree, Any], Any], x: Tree, t: Any, look: bool) -> Any:
+        """`outputs(x, t)` in x's order, where t may be one descriptor per example."""
+        if is_mixed(t):
+            places = places_of(t, check("x", x))
+            parts = [
+                self._by_task(outputs, take(x, those), one, look) for one, those in places.items()
+            ]
+            order = torch.tensor([i for those in places.values() for i in those]).argsort()
+            return take(concatenate(parts), order.to(self.device))
+        self._require_descriptor(t)
+        if look:
             self._inputs.check_x(x, partial(self.evaluated, t=t))
-            return self.evaluated(x, t)
+        return outputs(x, t)
 
     def scores(self, x: Tree, t: Hashable | None) -> Any:
         """The outputs for x without those of other tasks: (n, classes) for classes."""
@@ -332,7 +437,10 @@ class Learner(Stepping, ABC):
 
     def statistics(self) -> dict[str, Any]:
         """What belongs into a run's results: counts, and how things were computed."""
-        return {"steps": self.steps, "examples": self.examples, "skipped": self.skipped}
+        counts = {"steps": self.steps, "examples": self.examples, "skipped": self.skipped}
+        if self._boundaries is None:
+            return counts
+        return counts | {"boundaries": [task.first for task in self.tasks]}
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that `observe` and `predict` depend on.
@@ -352,6 +460,8 @@ class Learner(Stepping, ABC):
                 "outputs": {t: tuple(map(int, own)) for t, own in self.outputs.items()},
                 **self.get_state(),
             }
+            if self._boundaries is not None:
+                state["boundaries"] = self._boundaries.state_dict()
             return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -368,12 +478,14 @@ class Learner(Stepping, ABC):
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
                 check_state(state, compared_settings(type(self), self.settings), before)
+                boundaries = restored(self._boundaries, state.get("boundaries"))
                 self.set_state(state)
             except Exception as error:
                 self.set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
+            self._boundaries = boundaries
             self.outputs = dict(state.get("outputs", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
@@ -466,11 +578,17 @@ class Learner(Stepping, ABC):
     @torch.no_grad()
     def evaluated(self, x: Tree, t: Hashable | None) -> Any:
         """Outputs in evaluation mode; every part is put back into the mode it was in."""
+        with self._evaluating(t) as module:
+            return self.passes(module, x)
+
+    @contextmanager
+    def _evaluating(self, t: Hashable | None) -> Iterator[nn.Module]:
+        """Task t's module in evaluation mode; every part is put back into the mode it was in."""
         module = self.module(t)
         training = [part for part in module.modules() if part.training]
         module.eval()
         try:
-            return self.passes(module, x)
+            yield module
         finally:
             for part in training:
                 part.training = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from gradmem.gradients import Loss, Transform
+from gradmem.learners.boundaries import Rule
 from gradmem.learners.optimizers import OptimizerFactory, ScheduleFactory
 
 __all__ = ["LR", "Common", "compared_settings", "signature_of"]
@@ -19,6 +20,7 @@ LR = 0.1
 FREE = {
     "network", "lr", "seed", "graphs", "gradients", "tasks_per_chunk", "memory_limit", "precision",
     "optimizer", "loss", "schedule", "transform", "decide", "memory", "not_finite",
+    "boundaries",
 }  # fmt: skip
 
 
@@ -33,6 +35,7 @@ class Common(TypedDict, total=False):
     transform: Transform | None
     decide: Callable[[Any], Any] | None
     grow: bool
+    boundaries: Rule | None
     not_finite: str
     seed: int
     graphs: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gradmem.trees import Tree
@@ -11,9 +11,7 @@ from gradmem.trees import Tree
 __all__ = ["watched"]
 
 
-def watched(
-    stream: Iterable[tuple[Tree, Hashable, Tree]], learner: Any
-) -> Iterator[tuple[Tree, Hashable, Tree]]:
+def watched(stream: Iterable[tuple[Tree, ...]], learner: Any) -> Iterator[tuple[Tree, ...]]:
     """The stream as it is, with a line about it where there is a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -27,5 +25,6 @@ def watched(
             yield item
             seconds = max(1e-9, time.perf_counter() - start)
             examples = learner.examples - before
-            facts = f"task {item[1]}  {examples:,} examples  {examples / seconds:,.0f} examples/s"
+            t = item[1] if len(item) == 3 else learner.tasks[-1].t
+            facts = f"task {t}  {examples:,} examples  {examples / seconds:,.0f} examples/s"
             bar.update(task, facts=facts)

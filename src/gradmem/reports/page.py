@@ -14,7 +14,14 @@ import numpy as np
 from gradmem.files import write_whole
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
-from gradmem.reports.summary import Row, bounds, conditions, flat_config, memory_lines
+from gradmem.reports.summary import (
+    Row,
+    boundaries_of,
+    bounds,
+    conditions,
+    flat_config,
+    memory_lines,
+)
 from gradmem.runs.read_folder import COUNTS, Run, printable
 
 __all__ = ["page_data", "write_page"]
@@ -139,6 +146,7 @@ def _run_data(run: Run, row: int, place: int, points: int, per_run: bool) -> dic
         "seed": f"run {place + 1}" if seed is None else str(seed),
         "tasks": [str(task) for task in result.get("tasks") or []],
         "learned": result.get("learned"),
+        "boundaries": boundaries_of(run),
     }
     data |= {name: result.get(name) for name in ("acc", "bwt", "fwt", "seconds")}
     data |= {name: result[name] for name in COUNTS if name in result}

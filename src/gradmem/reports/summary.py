@@ -18,6 +18,7 @@ __all__ = [
     "Estimate",
     "MemoryLine",
     "Row",
+    "boundaries_of",
     "bounds",
     "conditions",
     "failed_lines",
@@ -27,6 +28,9 @@ __all__ = [
     "seeds_text",
     "summarize",
 ]
+
+#: Boundaries of a run that pictures draw; more would be a wall.
+BOUNDARIES = 200
 
 #: Entries of a config with seeds; `Result.save` writes `seeds`, of the continuum and the learner.
 SEEDS = ("seed", "seeds")
@@ -123,6 +127,11 @@ class Row:
         accuracy = np.mean([np.array(curve["accuracy"])[:, 0] for curve in curves], axis=0)
         return curves[0]["examples"], accuracy
 
+    @property
+    def boundaries(self) -> list[int]:
+        """Where the learner found that a task begins, after so many examples, in any run."""
+        return sorted(n for run in self.runs for n in boundaries_of(run))
+
 
 @dataclass(frozen=True)
 class MemoryLine:
@@ -171,6 +180,12 @@ def failed_lines(failures: Sequence[Failure]) -> list[str]:
         for name, group in groups.items()
         for error in group[0].error.splitlines()[:1]
     ]
+
+
+def boundaries_of(run: Run) -> list[int]:
+    """Examples after which a run's learner found a new task; none if there are too many to draw."""
+    found = [n for n in run.result.get("boundaries") or [] if n > 0]
+    return found if len(found) <= BOUNDARIES else []
 
 
 def bounds(rows: Sequence[Row]) -> tuple[float, float] | None:

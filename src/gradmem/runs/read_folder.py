@@ -237,6 +237,8 @@ def check_result(result: dict[str, Any]) -> None:
         raise ValueError("has no task for each row of R in learned")
     if not isinstance(result.get("tasks") or [], list):
         raise ValueError("has no list of tasks")
+    if (found := result.get("boundaries")) and _numbers(found, 1) is None:
+        raise ValueError("has no numbers for boundaries")
     if not isinstance(result.get("versions") or {}, dict):
         raise ValueError("has versions that are no dictionary")
     _check_metrics(result, R)

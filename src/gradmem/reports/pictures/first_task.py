@@ -35,7 +35,10 @@ def draw_first_task(
     look: dict[str, Style],
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """The test score on the first task as more of the continuum is observed (Figure 1, right)."""
+    """The test score on the first task as more of the continuum is observed (Figure 1, right).
+
+    Thin vertical lines are where a learner without task labels found that a task begins.
+    """
     figure, axes = new_figure(width=7, height=4.2)
     for row in rows:
         examples, scores = row.first_task
@@ -47,6 +50,9 @@ def draw_first_task(
             **line_look(look[row.learner], variant_of(row, rows)),
             label=short(row.name),
         )
+        for n in row.boundaries:
+            colour = look[row.learner].colour
+            axes.axvline(n, color=colour, linewidth=0.5, alpha=0.5 / len(row.runs), zorder=0)
     known = [(row, values) for row in rows if (values := published_first_task(row))]
     for row, values in known:
         x = np.linspace(0, row.first_task[0][-1], len(values))

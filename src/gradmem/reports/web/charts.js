@@ -176,7 +176,16 @@ function curveChart(curves, title, data, width) {
   })), layout: layout(width, curves.map(({ row }) => plain(row.label, 44)), {
     xaxis: axis("examples observed", { rangemode: "tozero" }),
     yaxis: scoreAxis(title, curves.length ? curves[0].row : { bounded: true }),
+    shapes: curves.flatMap(({ row }) => boundaryLines(row, data)),
   }) };
+}
+
+/** Thin vertical lines where a learner without task labels found that a task begins. */
+function boundaryLines(row, data) {
+  return row.runs.flatMap(({ boundaries }) => boundaries.map((x) => ({
+    type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below", opacity: 0.5 / row.runs.length,
+    line: { color: data.learners[row.learner].colour, width: 0.8 },
+  })));
 }
 
 /** Every task's curve of one row: dark first, light last. */
