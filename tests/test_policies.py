@@ -41,6 +41,19 @@ def test_a_policy_of_ones_own_is_checked():
     check_policy(Old)
 
 
+def test_a_policy_may_keep_nothing():
+    class Nothing(First):
+        name = "nothing"
+
+        def places(self, row, n, generator):
+            return ()
+
+    memory = gm.GradientMemory(gm.mlp([4, 3]), memories=5, keep=Nothing())
+    memory.add(torch.randn(6, 4), "a", torch.zeros(6, dtype=torch.long))
+    assert memory.memory["a"][0].shape == (0, 4)
+    assert memory.memory.others(None)[0].x.count_nonzero() == 0
+
+
 @pytest.mark.parametrize("fault", ["random", "too many", "mixed"])
 def test_a_policy_with_a_fault_is_found(fault):
     class Faulty(First):

@@ -76,8 +76,6 @@ class Rows:
 
     def add(self, row: Row, offer: Offer, policy: Policy, generator: Generator) -> None:
         """Write what the policy keeps of an offer into a row."""
-        if not row.seen:  # also if the policy keeps nothing, there is something to compute with
-            self._write(row, 0, take(offer.x, slice(1)), take(offer.y, slice(1)))
         filled, row.offer = row.count, offer
         for part, slot in policy.places(row, len(offer), generator):
             self._write(row, slot, take(offer.x, part), take(offer.y, part))
@@ -246,11 +244,11 @@ class Rows:
         return tree_map(lambda leaf: leaf[span].unflatten(0, (len(rows), self.size)), tree)
 
     def _pad(self, row: Row) -> None:
-        """Let slots that are not filled repeat the row's first example."""
+        """Let slots that are not filled repeat the row's first example; zeros if there is none."""
         if row.count < row.size and not row.padded:
             for leaf in (*leaves(self.x), *leaves(self.y)):
                 span = leaf[row.start : row.start + row.size]
-                span[max(1, row.count) :] = span[0].clone()
+                span[row.count :] = span[0].clone() if row.count else 0
             row.padded = True
 
     def _stage(self) -> tuple[Tree, Tree]:
