@@ -53,8 +53,9 @@ def run(
     ----------
     learner
         Anything that answers `observe(x, t, y)` and `predict(x, t)`; it is trained in place. A
-        `Learner` is told which outputs are which task's (`Learner.outputs`), unless it knows. The
-        baseline of FWT is what it can do when the run begins.
+        `Learner` is told which outputs are which task's (`Learner.outputs`) and the tasks'
+        descriptions (`Learner.descriptions`), unless it knows. The baseline of
+        FWT is what it can do when the run begins.
     continuum
         The data and the test sets.
     every
@@ -133,6 +134,7 @@ class _Run:
         self.observe, self.predict = learner.observe, learner.predict
         if isinstance(learner, Learner):
             learner.outputs = {**continuum.outputs, **learner.outputs}
+            learner.descriptions = {**continuum.descriptions, **learner.descriptions}
             all_checked = _check_data(learner, self.continuum)
             if all_checked or self.on_gpu:  # checking every batch would wait for the GPU each time
                 self.observe = _unchecked(learner.observe)

@@ -95,7 +95,7 @@ class ICaRL(Learner):
         if y.ndim != 1:
             raise ValueError(f"y must be class ids (n,), got {tuple(y.shape)}")
         for known in [*self.kept.values(), *(old for old, _ in self.new)][:1]:
-            if kind(known) != kind(x):
+            if kind(known) != kind(x := self.described(x, t)):
                 raise ValueError(
                     f"x must be like what was observed before, {kind(known)}, got {kind(x)}"
                 )

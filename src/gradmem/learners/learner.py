@@ -19,6 +19,7 @@ from gradmem.checkpoint import load_state, save_state
 from gradmem.cuda.devices import current_device
 from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
 from gradmem.interrupts import Lock, uninterrupted
+from gradmem.learners.descriptions import Describing
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
     OptimizerFactory,
@@ -32,6 +33,7 @@ from gradmem.learners.settings import LR, compared_settings, signature_of
 from gradmem.learners.states import check_state
 from gradmem.learners.stepping import Stepping
 from gradmem.networks import widen
+from gradmem.streams.task import as_description
 from gradmem.trees import Tree, size, tree_map
 from gradmem.validation import descriptor, one_of, positive
 
@@ -86,6 +88,10 @@ class Learner(Stepping, ABC):
         Descriptor → class ids, for tasks that have outputs of their own: the others are masked when
         the task is learned and predicted. A task that is not in it has all outputs. `run` fills it
         from the continuum; elsewhere, set a task's entry before the task is observed.
+    descriptions
+        Descriptor → description, (k,) numbers, for a network that takes one beside x
+        (`gradmem.networks.conditioned`). `run` fills it from the continuum; elsewhere, set a task's
+        entry before the task is observed or predicted. Other networks take no notice of it.
     settings
         What the learner was made with, by name; for results and `repr`.
     """
@@ -142,7 +148,8 @@ class Learner(Stepping, ABC):
             raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
         self.network = network
         self.criterion = Criterion(loss)
-        self.passes = Forward(transform)
+        self.describing = Describing(network)
+        self.passes = Forward(self.describing.of_x(transform))
         if decide is not None and not callable(decide):
             raise TypeError(f"decide must be a callable of outputs, got {decide!r}")
         self.decide = decide
@@ -152,6 +159,7 @@ class Learner(Stepping, ABC):
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
         self.steps = self.examples = self.skipped = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
+        self.descriptions: dict[Hashable, Any] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
         self._followed = parameters(network)
         self._inputs = Inputs(self.criterion)
@@ -219,7 +227,7 @@ class Learner(Stepping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
-            return self.learn(tree_map(Tensor.detach, x), t, y)
+            return self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
 
     def learn_from(
         self, stream: Iterable[tuple[Tree, Hashable, Tree]], *, progress: bool = True
@@ -251,16 +259,21 @@ class Learner(Stepping, ABC):
             self.observe(*item)
         return self
 
+    def described(self, x: Tree, t: Hashable | None) -> Tree:
+        """What the network is given for x: with task t's description, where it takes one."""
+        return self.describing(x, t, self.descriptions)
+
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
         self._follow_network()
         self.check_test(x, t, y)
         if size(x) == 1:
-            self._check_single(x, t)
+            self._check_single(self.described(x, t), t)
 
     def check_test(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if x cannot be predicted, or y not be right."""
         descriptor(t)
+        x = self.described(x, t)
         ask = partial(self.evaluated, t=t)
         self._inputs.check_x(x, ask)
         self._inputs.check_y(x, y, ask, self.grow)
@@ -268,7 +281,7 @@ class Learner(Stepping, ABC):
 
     def check_labels(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if labels are not right; x are some of their examples."""
-        self._inputs.check_labels(x, y, self.grow)
+        self._inputs.check_labels(self.described(x, t), y, self.grow)
         self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
@@ -284,6 +297,7 @@ class Learner(Stepping, ABC):
         """
         self._require_descriptor(t)
         with self._lock, uninterrupted(), current_device(self.device):
+            x = self.described(x, t)
             if check or self._inputs.n_outputs is None:
                 self.settle()
                 self._inputs.check_x(x, partial(self.evaluated, t=t))
@@ -297,6 +311,7 @@ class Learner(Stepping, ABC):
         """The network's outputs for x as task t sees them, in evaluation mode, as they are."""
         self._require_descriptor(t)
         with self._lock, uninterrupted(), current_device(self.device):
+            x = self.described(x, t)
             self._inputs.check_x(x, partial(self.evaluated, t=t))
             return self.evaluated(x, t)
 
@@ -349,6 +364,7 @@ class Learner(Stepping, ABC):
                 "classes": self._inputs.are_classes,
                 "randomness": self._randomness,
                 "outputs": {t: tuple(map(int, own)) for t, own in self.outputs.items()},
+                "descriptions": {t: as_description(t, d) for t, d in self.descriptions.items()},
                 **self.get_state(),
             }
             return copy.deepcopy(state)
@@ -374,6 +390,7 @@ class Learner(Stepping, ABC):
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
             self.outputs = dict(state.get("outputs", {}))
+            self.descriptions = dict(state.get("descriptions", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
 

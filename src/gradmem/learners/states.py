@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradmem.streams.task import as_description
 from gradmem.validation import class_ids, descriptor, non_negative_int
 
 __all__ = ["check_state"]
@@ -29,6 +30,8 @@ def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
     for t, own in dict(state.get("outputs", {})).items():
         class_ids(f"outputs of task {descriptor(t)!r}", own)
+    for t, description in dict(state.get("descriptions", {})).items():
+        as_description(descriptor(t), description)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
 

@@ -1,6 +1,15 @@
-"""Networks of the paper's experiments, starting one afresh, and making one wider."""
+"""Networks of the paper's experiments, and ways to reset, widen and condition a network."""
 
+from gradmem.networks.conditioned import Conditioned, conditioned
 from gradmem.networks.paper import ResNet18, mlp, reset_parameters, resnet18
 from gradmem.networks.widen import widen
 
-__all__ = ["ResNet18", "mlp", "reset_parameters", "resnet18", "widen"]
+__all__ = [
+    "Conditioned",
+    "ResNet18",
+    "conditioned",
+    "mlp",
+    "reset_parameters",
+    "resnet18",
+    "widen",
+]
