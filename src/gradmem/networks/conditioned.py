@@ -79,7 +79,7 @@ class Conditioned(nn.Module):
         places = [
             (parent, name)
             for parent in network.modules()
-            for name, part in parent.named_children()
+            for name, part in parent._modules.items()
             if part is layer
         ]
         for parent, name in places:
@@ -90,9 +90,10 @@ class Conditioned(nn.Module):
         """The outputs for {"x": x, "task": (n, size)}."""
         task = given.get("task") if isinstance(given, Mapping) else None
         if not isinstance(task, Tensor) or task.shape[1:] != (self.description_size,):
+            got = f"one of shape {tuple(task.shape)}" if isinstance(task, Tensor) else "no task"
             raise TypeError(
                 'a conditioned network takes {"x": x, "task": (n, '
-                f"{self.description_size})}}, got {'no task' if task is None else task}"
+                f"{self.description_size})}}, got {got}"
             )
         self._task.descriptions = task
         try:
