@@ -8,7 +8,7 @@ descriptions say nothing; and composed digits, of which some combinations are he
 
 The networks are the paper's, as it is ("plain": the conditioned network computes the same when all
 descriptions are zero), and made to take descriptions: by `gm.networks.conditioned`, and, on the
-rotations in random order, in two other ways. Each has its own learning rate, the one with the
+rotations in random order, in three other ways. Each has its own learning rate, the one with the
 highest ACC on a fifth of the training examples, with another seed than the results. Writes
 descriptors.json, descriptors.md (means over seeds ± 95% intervals) and descriptors.png. One thread
 per process.
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gradmem as gm
 from benchmarks.measure import machine
@@ -76,11 +77,31 @@ class FiLM(nn.Module):
         return h
 
 
+class Warped(nn.Module):
+    """The paper's network, given images moved by an affine map that the description chooses."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        self.description_size = size
+        self.map = nn.Linear(size, 6)
+        for w in self.map.parameters():
+            nn.init.zeros_(w)
+        self.register_buffer("identity", torch.tensor([1.0, 0, 0, 0, 1, 0]))
+        self.network = gm.mlp(seed=seed)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        images = given["x"].view(-1, 1, 28, 28)
+        maps = (self.identity + 0.3 * self.map(given["task"])).view(-1, 2, 3)
+        grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+        return self.network(F.grid_sample(images, grid, align_corners=False).flatten(1))
+
+
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     PLAIN: lambda size, seed: gm.mlp(seed=seed),
     CONDITIONED: lambda size, seed: gm.networks.conditioned(gm.mlp(seed=seed), size),
     "beside x": BesideX,
     "FiLM": FiLM,
+    "warped": Warped,
 }
 
 
@@ -205,12 +226,14 @@ def chosen_rates(jobs: Mapping[Key, Job], pool: ProcessPoolExecutor) -> dict[Key
     return {key: max(RATES, key=lambda rate: accs[key, rate]) for key in jobs}
 
 
-def measured(sizes: Sizes, seeds: int, workers: int) -> list[dict[str, Any]]:
+def measured(
+    sizes: Sizes, streams: Sequence[str], learners: Sequence[str], seeds: int, workers: int
+) -> list[dict[str, Any]]:
     """A row for each stream, learner and network: its rate, and what each seed's run measured."""
     jobs = {
         (stream, learner, network): Job(stream, learner, network, SEARCH_SEED, 0.0, sizes)
-        for stream in STREAMS
-        for learner in LEARNERS
+        for stream in streams
+        for learner in learners
         for network in (NETWORKS if stream == "rotations" else (PLAIN, CONDITIONED))
     }
     # Not forked: a process that has used a GPU cannot be.
@@ -300,6 +323,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", default="sample")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
+    parser.add_argument("--learners", nargs="+", default=LEARNERS, choices=LEARNERS)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=20)
@@ -308,7 +333,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/descriptors"))
     given = parser.parse_args()
     sizes = Sizes(given.tasks, given.examples, given.memories, given.data, given.device)
-    rows = measured(sizes, given.seeds, given.workers)
+    rows = measured(sizes, given.streams, given.learners, given.seeds, given.workers)
     given.out.mkdir(parents=True, exist_ok=True)
     about = {**asdict(sizes), "data": Path(given.data).name, "machine": machine(given.device)}
     whole = {"about": about, "seeds": given.seeds, "rows": rows}

@@ -190,7 +190,7 @@ MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, m
 
 
 def composed_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
-    """The paper's network, conditioned; not for Multimodal, whose tasks have first layers."""
+    """The paper's network, conditioned; for Multimodal, whose tasks have first layers, as it is."""
     network = mnist_network(seed, learner, n_tasks)
     return network if learner is Multimodal else conditioned(network, 2 * DESCRIPTION + 1)
 
