@@ -10,11 +10,13 @@ def main(described):
     network = gm.mlp(seed=0)
     if described:
         network = gm.networks.conditioned(network, size=4)  # cos θ, sin θ, cos 2θ, sin 2θ
+    learned, others = (
+        gm.mnist_rotations(15, 500, order=order, data="sample")
+        for order in (LEARNED, NEVER_LEARNED)
+    )
     learner = gm.Single(network, lr=0.03)
-    gm.run(learner, gm.mnist_rotations(15, 500, order=LEARNED, data="sample"))
-
-    others = gm.mnist_rotations(15, 500, order=NEVER_LEARNED, data="sample")
-    learner.descriptions |= others.descriptions
+    learner.descriptions = learned.descriptions | others.descriptions
+    learner.learn_from(learned, progress=False)
     right = [
         (learner.predict(x, t) == y).float().mean().item()
         for t, test in others.tests.items()
