@@ -40,6 +40,11 @@ def test_an_endless_stream_is_learned_as_far_as_it_is_read():
     assert main(gm.GEM) > max(0.55, main(gm.Single) + 0.12)
 
 
+def test_angles_never_learned_are_predicted_from_their_descriptions():
+    main = main_of("descriptions")
+    assert main(described=True) > max(0.75, main(described=False) + 0.1)
+
+
 def test_numbers_are_logged_elsewhere():
     logged = []
     result = main_of("callbacks")(lambda numbers, step: logged.append((step, *numbers)))

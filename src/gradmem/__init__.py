@@ -11,6 +11,7 @@ from gradmem import networks
 from gradmem.benchmarks import (
     Benchmark,
     cifar100_incremental,
+    mnist_composed,
     mnist_permutations,
     mnist_rotations,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "cifar100_incremental",
     "compare",
     "mlp",
+    "mnist_composed",
     "mnist_permutations",
     "mnist_rotations",
     "networks",

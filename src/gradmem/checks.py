@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradmem.learners import Every, Learner
 from gradmem.memory import EpisodicMemory, Policy
-from gradmem.networks import mlp
+from gradmem.networks import conditioned, mlp
 
 __all__ = ["CHECKS", "POLICY_CHECKS", "Make", "MakePolicy", "check_learner", "check_policy"]
 
@@ -336,6 +336,31 @@ def learns_a_mixed_batch_task_by_task(make: Make) -> None:
     _refused(mixed, _observe(mixed, x, each[:-1], y), (ValueError,), "too few descriptors")
 
 
+def learns_with_descriptions(make: Make) -> None:
+    """A copy predicts from its descriptions, too; a task without one is refused."""
+    if not _new(make).one_network:
+        return  # a task has layers of its own
+    learner, other = (
+        _new(make, conditioned(mlp([N_INPUTS, 16, 16, N_CLASSES], seed=seed), 2), seed)
+        for seed in (1, 3)
+    )
+    learner.descriptions = {"a": [0.6, 0.8], "never observed": [-0.8, 0.6]}
+    for batch in range(60):
+        x, y = _task("a", 10, seed=batch)
+        learner.observe(x, "a", y)
+    other.load_state_dict(learner.state_dict())
+    x, y = _task("a", 300, seed=1000)
+    accuracy = (learner.predict(x, "a") == y).float().mean().item()
+    assert accuracy > 0.9, f"accuracy {accuracy:.2f} on a described task that is easy to learn"
+    for t in ("a", "never observed"):
+        same = torch.equal(learner.predict(x, t), other.predict(x, t))
+        assert same, f"a copy predicts something else for the described task {t!r}"
+    outputs = [learner.forward(x, t) for t in ("a", "never observed")]
+    assert not torch.equal(*outputs), "descriptions make no difference"
+    _refused(learner, lambda: learner.predict(x, "b"), (ValueError,), "a task not described")
+    _refused(learner, _observe(learner, x, "b", y), (ValueError,), "a task not described")
+
+
 CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_a_toy_task,
     predicts_before_and_after_training,
@@ -360,6 +385,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     takes_inputs_of_any_structure,
     learns_without_labels_as_with_them,
     learns_a_mixed_batch_task_by_task,
+    learns_with_descriptions,
 )
 
 

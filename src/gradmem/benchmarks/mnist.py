@@ -1,25 +1,65 @@
-"""MNIST Rotations and MNIST Permutations: the same digits, moved another way in every task."""
+"""MNIST's digits, changed in another way in every task: turned, permuted, or composed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from gradmem.benchmarks.benchmark import paper_benchmark, shares
-from gradmem.benchmarks.order import EXAMPLES, TASK, Data, Order, visits
+from gradmem.benchmarks.benchmark import Benchmark, paper_benchmark, shares
+from gradmem.benchmarks.order import COMBINATIONS, EXAMPLES, TASK, Data, Order, visits
 from gradmem.data import load_mnist
-from gradmem.networks import mlp
+from gradmem.learners import Multimodal
+from gradmem.networks import conditioned, mlp
 from gradmem.streams import Continuum, Examples, Task
 from gradmem.validation import non_negative_int, positive_int
 
-__all__ = ["MNIST_PERMUTATIONS", "MNIST_ROTATIONS", "mnist_permutations", "mnist_rotations"]
+__all__ = [
+    "MNIST_COMPOSED",
+    "MNIST_PERMUTATIONS",
+    "MNIST_ROTATIONS",
+    "mnist_composed",
+    "mnist_permutations",
+    "mnist_rotations",
+]
 
 #: Hidden units of the paper's network, in each of two layers.
 HIDDEN = 100
+#: Attributes of composed tasks: angles in degrees, whether the background is gray, and digits.
+ANGLES = (0, 30, 60, 90, 120, 150)
+GRAY = (False, True)
+DIGITS = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
+COMBINED = [*product(ANGLES, GRAY, DIGITS)]
+#: Numbers in the description of a rotation or a permutation.
+DESCRIPTION = 4
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a task makes of the digits: where its (784,) pixels come from, and the rest."""
+
+    pixels: Tensor
+    label: str
+    description: Sequence[float]
+    gray: bool = False
+    classes: tuple[int, ...] | None = None
+
+    def examples(self, images: Tensor, y: Tensor) -> Examples:
+        """The changed examples of images: (n, 785), whose last pixel is black."""
+        x = images[:, self.pixels]
+        return Examples((255 - x) // 2 if self.gray else x, y, divisor=255)
+
+    def among(self, y: Tensor) -> Tensor:
+        """Where the examples of its classes are."""
+        if self.classes is None:
+            return torch.arange(len(y))
+        return torch.isin(y, torch.tensor(self.classes)).nonzero().flatten()
 
 
 def mnist_rotations(
@@ -34,7 +74,8 @@ def mnist_rotations(
     """Digits turned by one angle per task.
 
     Task k's angle is drawn from the k-th of `n_tasks` equal slices of 0 to 180 degrees. Pixels are
-    taken from the nearest neighbour; what comes from outside the image is black.
+    taken from the nearest neighbour; what comes from outside the image is black. A task's
+    description is the cosine and sine of its angle, and of twice its angle.
 
     Parameters
     ----------
@@ -63,9 +104,9 @@ def mnist_rotations(
     (torch.Size([10, 784]), 0, torch.Size([10]))
     """
 
-    def turned(k: int, rng: np.random.Generator) -> tuple[Tensor, str]:
+    def turned(k: int, rng: np.random.Generator) -> _Change:
         angle = (k + rng.random()) * 180 / n_tasks
-        return _rotation(angle), f"{angle:.1f}°"
+        return _Change(_rotation(angle), f"{angle:.1f}°", _harmonics(angle))
 
     return _mnist(turned, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
@@ -81,13 +122,60 @@ def mnist_permutations(
 ) -> Continuum:
     """Digits whose pixels are shuffled by one permutation per task.
 
-    Takes what `mnist_rotations` takes.
+    Takes what `mnist_rotations` takes. A task's description is four random numbers: a name that
+    says nothing about the permutation.
     """
 
-    def permuted(k: int, rng: np.random.Generator) -> tuple[Tensor, str]:
-        return torch.from_numpy(rng.permutation(784)), f"permutation {k}"
+    def permuted(k: int, rng: np.random.Generator) -> _Change:
+        pixels = torch.from_numpy(rng.permutation(784))
+        return _Change(pixels, f"permutation {k}", rng.standard_normal(DESCRIPTION).tolist())
 
     return _mnist(permuted, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
+def mnist_composed(
+    n_tasks: int = 20,
+    examples_per_task: int = 1000,
+    batch_size: int = 10,
+    epochs: int = 1,
+    order: Order = None,
+    seed: int = 0,
+    data: Data = None,
+) -> Continuum:
+    """Digits turned by one of six angles, on one of two backgrounds, half of the classes per task.
+
+    A task is a combination of an angle (0, 30, …, 150 degrees), a background (black with a white
+    digit, or gray with a black one), and digits (0 to 4 or 5 to 9), which are its outputs. There
+    are 24, numbered in an order drawn by `seed`. A task's description is its angle's as in
+    `mnist_rotations`, 1 for a gray and −1 for a black background, and the products of both.
+
+    Takes what `mnist_rotations` takes; `n_tasks` is at most 24. Tasks that are left out of `order`
+    are new combinations of attributes that were seen.
+
+    Examples
+    --------
+    >>> continuum = mnist_composed(examples_per_task=20, data="sample")
+    >>> continuum.labels()[0], continuum.outputs[0], len(continuum.descriptions[0])
+    ('60°, black, 0–4', (0, 1, 2, 3, 4), 9)
+    """
+    if positive_int("n_tasks", n_tasks) > len(COMBINED):
+        raise ValueError(f"n_tasks must be at most {len(COMBINED)}, got {n_tasks}")
+    rng = np.random.default_rng([non_negative_int("seed", seed), COMBINATIONS])
+    places = rng.permutation(len(COMBINED))
+
+    def composed(k: int, rng: np.random.Generator) -> _Change:
+        angle, gray, digits = COMBINED[places[k]]
+        turned, sign = _harmonics(angle), 1.0 if gray else -1.0
+        background = "gray" if gray else "black"
+        return _Change(
+            _rotation(angle),
+            f"{angle}°, {background}, {digits[0]}–{digits[-1]}",
+            [*turned, sign, *(sign * value for value in turned)],
+            gray,
+            digits,
+        )
+
+    return _mnist(composed, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
 
 def mnist_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
@@ -101,8 +189,30 @@ MNIST_ROTATIONS = paper_benchmark("mnist-rotations", mnist_rotations, mnist_netw
 MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, mnist_network)
 
 
+def composed_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
+    """The paper's network, conditioned; for Multimodal, whose tasks have first layers, as it is."""
+    network = mnist_network(seed, learner, n_tasks)
+    return network if learner is Multimodal else conditioned(network, 2 * DESCRIPTION + 1)
+
+
+MNIST_COMPOSED = Benchmark(
+    "mnist-composed",
+    mnist_composed,
+    composed_network,
+    {
+        "single": {"lr": 0.03},
+        "independent": {"lr": 0.03},
+        "multimodal": {"lr": 0.03},
+        "ewc": {"lr": 0.03, "memories": 10, "regularization": 100.0},
+        "icarl": {"lr": 0.03, "budget": 5120},
+        "agem": {"lr": 0.03, "memories": 256, "sample": 256},
+        "gem": {"lr": 0.03, "memories": 256, "margin": 0.5},
+    },
+)
+
+
 def _mnist(
-    move: Callable[[int, np.random.Generator], tuple[Tensor, str]],
+    change: Callable[[int, np.random.Generator], _Change],
     n_tasks: int,
     examples_per_task: int,
     batch_size: int,
@@ -111,7 +221,7 @@ def _mnist(
     seed: int,
     data: Data,
 ) -> Continuum:
-    """A continuum in which task k's pixels come from `move(k, rng)`: (784,) positions, a label."""
+    """A continuum in which task k's digits are changed by `change(k, rng)`."""
     n_tasks = positive_int("n_tasks", n_tasks)
     seed = non_negative_int("seed", seed)
     visited = visits(order, n_tasks, seed)
@@ -119,25 +229,33 @@ def _mnist(
     if images.train_x.shape[1:] != (28, 28):
         raise ValueError(f"MNIST's images are 28 × 28, got {tuple(images.train_x.shape[1:])}")
     n = positive_int("examples_per_task", examples_per_task)
-    if n > len(images.train_y):
-        raise ValueError(
-            f"examples_per_task must be at most the {len(images.train_y)} training images, got {n}"
-        )
     # (n, 785): one black pixel more, at position 784, for what lies outside the image.
     train_x, test_x = (pad(x.flatten(1), (0, 1)) for x in (images.train_x, images.test_x))
 
-    moves = {k: move(k, np.random.default_rng([seed, TASK, k])) for k in {k for k, _ in visited}}
-    tests = {
-        k: Examples(test_x[:, pixels], images.test_y, divisor=255)
-        for k, (pixels, _) in moves.items()
-    }
+    found = {k: change(k, np.random.default_rng([seed, TASK, k])) for k in {k for k, _ in visited}}
+    tests = {}
+    for k, own in found.items():
+        among = own.among(images.test_y)
+        tests[k] = own.examples(test_x[among], images.test_y[among])
     tasks = []
     for k, again in visited:
-        pixels, label = moves[k]
-        drawn = np.random.default_rng([seed, EXAMPLES, k, again]).permutation(len(train_x))[:n]
-        train = Examples(train_x[drawn][:, pixels], images.train_y[drawn], divisor=255)
-        tasks.append(Task(k, train, tests[k], label))
+        own = found[k]
+        among = own.among(images.train_y)
+        if n > len(among):
+            raise ValueError(
+                f"examples_per_task must be at most the {len(among)} training images, got {n}"
+            )
+        drawn = np.random.default_rng([seed, EXAMPLES, k, again]).permutation(len(among))[:n]
+        chosen = among[drawn]
+        train = own.examples(train_x[chosen], images.train_y[chosen])
+        tasks.append(Task(k, train, tests[k], own.label, own.classes, own.description))
     return Continuum(tasks, batch_size, epochs, seed=seed)
+
+
+def _harmonics(angle: float) -> list[float]:
+    """Cosine and sine of an angle in degrees, and of twice the angle."""
+    turns = [m * math.radians(angle) for m in (1, 2)]
+    return [value for turn in turns for value in (math.cos(turn), math.sin(turn))]
 
 
 def _rotation(angle: float) -> Tensor:

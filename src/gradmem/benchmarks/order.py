@@ -10,13 +10,13 @@ import numpy as np
 
 from gradmem.data import Images
 
-__all__ = ["EXAMPLES", "ORDER", "TASK", "Data", "Order", "visits"]
+__all__ = ["COMBINATIONS", "EXAMPLES", "ORDER", "TASK", "Data", "Order", "visits"]
 
 Order = Sequence[int] | str | None
 Data = Images | str | PathLike[str] | None
 
-# Part of each seed: the order of tasks, their examples and the tasks are drawn independently.
-TASK, EXAMPLES, ORDER = range(3)
+# Part of each seed: what is drawn for one purpose does not depend on what is drawn for another.
+TASK, EXAMPLES, ORDER, COMBINATIONS = range(4)
 
 
 def visits(order: Order, n_tasks: int, seed: int) -> list[tuple[int, int]]:

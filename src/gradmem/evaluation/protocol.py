@@ -53,9 +53,10 @@ def run(
     ----------
     learner
         Anything that answers `observe(x, t, y)` and `predict(x, t)`; it is trained in place. A
-        `Learner` is told which outputs are which task's (`Learner.outputs`), unless it knows. One
-        with `boundaries` is not told the tasks: `observe(x, y=y)` and `predict(x)`; its tasks must
-        share their outputs. The baseline of FWT is what it can do when the run begins.
+        `Learner` is told which outputs are which task's (`Learner.outputs`) and the tasks'
+        descriptions (`Learner.descriptions`), unless it knows. One with `boundaries` is not told
+        the tasks: `observe(x, y=y)` and `predict(x)`; its tasks must share their outputs. The
+        baseline of FWT is what it can do when the run begins.
     continuum
         The data and the test sets.
     every
@@ -134,6 +135,7 @@ class _Run:
         self.observe, self.predict = learner.observe, learner.predict
         if isinstance(learner, Learner):
             learner.outputs = {**continuum.outputs, **learner.outputs}
+            learner.descriptions = {**continuum.descriptions, **learner.descriptions}
             _check_labels_can_be_withheld(learner)
             all_checked = _check_data(learner, self.continuum)
             if all_checked or self.on_gpu:  # checking every batch would wait for the GPU each time

@@ -107,6 +107,7 @@ class ICaRL(Learner):
         super().check(x, t, y)
         if y.ndim != 1:
             raise ValueError(f"y must be class ids (n,), got {tuple(y.shape)}")
+        x = self.described(x, t)
         for known, _ in (*self.memory.kinds, *self.current.kinds):
             if known != kind(x):
                 raise ValueError(f"x must be like what was observed before, {known}, got {kind(x)}")

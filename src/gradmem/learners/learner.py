@@ -21,6 +21,7 @@ from gradmem.cuda.devices import current_device
 from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
 from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.boundaries import Boundaries, InferredTask, Rule, restored
+from gradmem.learners.descriptions import Describing
 from gradmem.learners.masks import OutputMasks
 from gradmem.learners.optimizers import (
     OptimizerFactory,
@@ -37,6 +38,7 @@ from gradmem.learners.stepping import Stepping
 from gradmem.networks import fit_outputs, unwidened, widen
 from gradmem.streams.examples import are_class_ids
 from gradmem.streams.mixed import is_mixed, parts_of, places_of
+from gradmem.streams.task import as_description
 from gradmem.trees import Tree, check, concatenate, size, take, tree_map
 from gradmem.validation import descriptor, one_of, positive
 
@@ -97,6 +99,10 @@ class Learner(Stepping, ABC):
         Descriptor → class ids, for tasks that have outputs of their own: the others are masked when
         the task is learned and predicted. A task that is not in it has all outputs. `run` fills it
         from the continuum; elsewhere, set a task's entry before the task is observed.
+    descriptions
+        Descriptor → description, (k,) numbers, for a network that takes one beside x
+        (`gradmem.networks.conditioned`). `run` fills it from the continuum; elsewhere, set a task's
+        entry before the task is observed or predicted. Other networks take no notice of it.
     settings
         What the learner was made with, by name; for results and `repr`.
     """
@@ -154,7 +160,8 @@ class Learner(Stepping, ABC):
             raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
         self.network = network
         self.criterion = Criterion(loss)
-        self.passes = Forward(transform)
+        self.describing = Describing(network)
+        self.passes = Forward(self.describing.of_x(transform))
         if decide is not None and not callable(decide):
             raise TypeError(f"decide must be a callable of outputs, got {decide!r}")
         self.decide = decide
@@ -166,6 +173,7 @@ class Learner(Stepping, ABC):
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
         self.steps = self.examples = self.skipped = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
+        self.descriptions: dict[Hashable, Any] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
         self._followed = parameters(network)
         self._inputs = Inputs(self.criterion)
@@ -289,7 +297,7 @@ class Learner(Stepping, ABC):
         if self.grow and are_class_ids(y) and int(y.max()) >= (self._inputs.n_outputs or 0):
             return float("inf")
         with current_device(self.device), self._evaluating(t), self.own_randomness():
-            loss = self.loss(x, t, y, self.mask(t))
+            loss = self.loss(self.described(x, t), t, y, self.mask(t))
         self._randomness = before
         return float(loss)
 
@@ -314,7 +322,7 @@ class Learner(Stepping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
-            return self.learn(tree_map(Tensor.detach, x), t, y)
+            return self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
 
     def learn_from(self, stream: Iterable[tuple[Tree, ...]], *, progress: bool = True) -> Learner:
         """Observe all (x, t, y) of a stream, which may be endless; with boundaries also (x, y).
@@ -345,16 +353,21 @@ class Learner(Stepping, ABC):
             self.observe(item[0], item[1] if len(item) == 3 else None, item[-1])
         return self
 
+    def described(self, x: Tree, t: Hashable | None) -> Tree:
+        """What the network is given for x: with task t's description, where it takes one."""
+        return self.describing(x, t, self.descriptions)
+
     def check(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if `observe` cannot take this."""
         self._follow_network()
         self.check_test(x, t, y)
         if size(x) == 1:
-            self._check_single(x, t)
+            self._check_single(self.described(x, t), t)
 
     def check_test(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if x cannot be predicted, or y not be right."""
         descriptor(t)
+        x = self.described(x, t)
         ask = partial(self.evaluated, t=t)
         self._inputs.check_x(x, ask)
         self._inputs.check_y(x, y, ask, self.grow)
@@ -362,7 +375,7 @@ class Learner(Stepping, ABC):
 
     def check_labels(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Raise ValueError or TypeError if labels are not right; x are some of their examples."""
-        self._inputs.check_labels(x, y, self.grow)
+        self._inputs.check_labels(self.described(x, t), y, self.grow)
         self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
@@ -402,6 +415,7 @@ class Learner(Stepping, ABC):
             order = torch.tensor([i for those in places.values() for i in those]).argsort()
             return take(concatenate(parts), order.to(self.device))
         self._require_descriptor(t)
+        x = self.described(x, t)
         if look:
             self._inputs.check_x(x, partial(self.evaluated, t=t))
         return outputs(x, t)
@@ -458,6 +472,7 @@ class Learner(Stepping, ABC):
                 "classes": self._inputs.are_classes,
                 "randomness": self._randomness,
                 "outputs": {t: tuple(map(int, own)) for t, own in self.outputs.items()},
+                "descriptions": {t: as_description(t, d) for t, d in self.descriptions.items()},
                 **self.get_state(),
             }
             if self._boundaries is not None:
@@ -487,6 +502,7 @@ class Learner(Stepping, ABC):
             self.skipped = state.get("skipped", 0)
             self._boundaries = boundaries
             self.outputs = dict(state.get("outputs", {}))
+            self.descriptions = dict(state.get("descriptions", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
 

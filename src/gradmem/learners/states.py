@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradmem.streams.task import as_description
 from gradmem.validation import class_ids, descriptor, non_negative_int
 
 __all__ = ["check_state"]
@@ -39,6 +40,8 @@ def check_state(
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
     for t, classes in state.get("outputs", {}).items():
         class_ids(f"outputs of task {descriptor(t)!r}", classes)
+    for t, description in state.get("descriptions", {}).items():
+        as_description(descriptor(t), description)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
 

@@ -9,10 +9,18 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradmem.streams.examples import Pair
 from gradmem.streams.split import tasks_by_class, tasks_by_value, tasks_of_datasets
-from gradmem.streams.task import Source, Task, as_examples, check_labels, hold_out
+from gradmem.streams.task import (
+    Source,
+    Task,
+    as_description,
+    as_examples,
+    check_labels,
+    hold_out,
+)
 from gradmem.trees import Tree
 from gradmem.validation import class_ids, descriptor, non_negative_int, positive_int
 
@@ -34,6 +42,7 @@ class Stream(TypedDict, total=False):
     epochs: int
     shuffle: bool
     seed: int
+    descriptions: Mapping[Hashable, Any] | None
 
 
 class Continuum:
@@ -62,9 +71,14 @@ class Continuum:
     outputs
         Descriptor → classes, for test sets of which no task is in `tasks`. A task's own classes
         need not be repeated.
+    descriptions
+        Descriptor → description (see `Task`), for test sets of which no task is in `tasks`, and for
+        tasks that were made without.
 
     Attributes
     ----------
+    descriptions
+        Descriptor → description: (k,), those of the tasks and those given. Empty if there are none.
     outputs
         Descriptor → the classes it may be told apart by, sorted: those of the tasks that have their
         own, and those given. Empty if there are none; a descriptor that is not in it has all.
@@ -92,6 +106,7 @@ class Continuum:
         seed: int = 0,
         tests: Mapping[Hashable, Source | Pair] | None = None,
         outputs: Mapping[Hashable, Sequence[int]] | None = None,
+        descriptions: Mapping[Hashable, Any] | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         if not self.tasks:
@@ -106,6 +121,7 @@ class Continuum:
         given = _tests(self.tasks) if tests is None else tests
         self.tests = {descriptor(t): as_examples("tests", test) for t, test in given.items()}
         self.outputs = _outputs(self.tasks, outputs or {})
+        self.descriptions = _descriptions(self.tasks, descriptions or {})
         for t, test in self.tests.items():
             if t in self.outputs:
                 check_labels(t, self.outputs[t], "test", test)
@@ -142,7 +158,7 @@ class Continuum:
         divisor
             See `Examples`.
         stream
-            `batch_size`, `epochs`, `shuffle` and `seed` of the continuum.
+            `batch_size`, `epochs`, `shuffle`, `seed` and `descriptions` of the continuum.
 
         Examples
         --------
@@ -345,6 +361,7 @@ class Continuum:
             self.seed,
             self.tests | other.tests,
             self.outputs | other.outputs,
+            _joined(self.descriptions, other.descriptions),
         )
 
     def __repr__(self) -> str:
@@ -371,6 +388,7 @@ class Continuum:
             seed=self.seed,
             tests=self.tests,
             outputs=self.outputs,
+            descriptions=self.descriptions,
         )
 
     def held_out(self, fraction: float = 0.1, seed: int | None = None) -> Continuum:
@@ -427,6 +445,7 @@ class Continuum:
         part = self._having(tasks, tests)
         known = {*tests, *(task.t for task in tasks)}
         part.outputs = {t: classes for t, classes in self.outputs.items() if t in known}
+        part.descriptions = {t: own for t, own in self.descriptions.items() if t in known}
         part._places = tuple(self._places[i] for i in places)
         return part
 
@@ -459,3 +478,31 @@ def _outputs(
             raise ValueError(f"outputs of task {t!r} must be its own classes, {met[t]}, got {ids}")
         outputs[descriptor(t)] = ids
     return outputs
+
+
+def _descriptions(tasks: Sequence[Task], given: Mapping[Hashable, Any]) -> dict[Hashable, Tensor]:
+    found: dict[Hashable, Tensor] = {}
+    for task in tasks:
+        if task.description is not None:
+            found = _joined(found, {task.t: task.description})
+    found = _joined(found, {descriptor(t): as_description(t, own) for t, own in given.items()})
+    for t, own in found.items():
+        size = len(next(iter(found.values())))
+        if len(own) != size:
+            raise ValueError(
+                f"all descriptions must have one size, got {size} numbers and {len(own)} for task "
+                f"{t!r}"
+            )
+    return found
+
+
+def _joined(
+    some: Mapping[Hashable, Tensor], others: Mapping[Hashable, Tensor]
+) -> dict[Hashable, Tensor]:
+    for t, own in others.items():
+        if t in some and not torch.equal(some[t], own):
+            raise ValueError(
+                f"task {t!r} comes back with another description: {own.tolist()}, not "
+                f"{some[t].tolist()}"
+            )
+    return {**some, **others}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradmem.streams.datasets import DatasetExamples
 from gradmem.streams.examples import Examples, Pair, are_class_ids, served, tensors
 from gradmem.validation import class_ids, descriptor, positive
 
-__all__ = ["Source", "Task", "as_examples", "check_labels", "hold_out"]
+__all__ = ["Source", "Task", "as_description", "as_examples", "check_labels", "hold_out"]
 
 #: Where batches come from: examples in memory, or those of a dataset.
 Source = Examples | DatasetExamples
@@ -33,6 +35,10 @@ class Task:
     classes
         The outputs that are this task's, if it has its own: class ids, all labels in memory among
         them. None: all outputs.
+    describe
+        A description of the task for networks that take one (`gradmem.networks.conditioned`): (k,)
+        finite numbers such as an angle's cosine and sine, attributes, or an embedding. All tasks of
+        a continuum have descriptions of one size.
 
     Examples
     --------
@@ -48,6 +54,7 @@ class Task:
         test: Source | Pair | None = None,
         label: str = "",
         classes: Sequence[int] | None = None,
+        describe: Any = None,
     ) -> None:
         self.t = descriptor(t)
         self.train = as_examples("train", train)
@@ -58,6 +65,7 @@ class Task:
             check_labels(t, self.classes, "train", self.train)
             if self.test is not None:
                 check_labels(t, self.classes, "test", self.test)
+        self.description = None if describe is None else as_description(t, describe)
 
     def __repr__(self) -> str:
         return f"Task({self.t!r}, {len(self.train)} examples)"
@@ -67,6 +75,29 @@ class Task:
         other = copy.copy(self)
         other.train, other.test = train, test
         return other
+
+
+def as_description(t: Hashable, values: Any) -> Tensor:
+    """The description of task t: (k,) finite floats, from a tensor, an array or a list of numbers.
+
+    Examples
+    --------
+    >>> as_description("a", [1, 0.5])
+    tensor([1.0000, 0.5000])
+    """
+    try:
+        found = torch.as_tensor(values)
+        found = found.detach() if found.is_floating_point() else found.to(torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"the description of task {t!r} must be numbers, got {values!r}") from error
+    if found.ndim != 1 or not len(found):
+        raise ValueError(
+            f"the description of task {t!r} must have shape (k,) with k ≥ 1, got "
+            f"{tuple(found.shape)}"
+        )
+    if not found.isfinite().all():
+        raise ValueError(f"the description of task {t!r} must be finite, got {found.tolist()}")
+    return found
 
 
 def as_examples(name: str, given: Source | Pair) -> Source:
