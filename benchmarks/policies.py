@@ -265,7 +265,7 @@ def draw_times(found: dict[str, Any], arguments: argparse.Namespace, path: Path)
         title=f"{arguments.tasks:,} tasks × {arguments.examples}, budget {arguments.budget:,}",
     )  # fmt: skip
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path)
 
 

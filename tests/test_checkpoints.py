@@ -30,6 +30,8 @@ VARIANTS = [(name, {}) for name in LEARNERS] + [
     ("gem", {"budget": 30, "optimizer": ADAMW, "constrain": "update"}),
     ("gem", {"memory": partial(gm.EpisodicMemory, 6, keep="reservoir")}),
     ("gem", {"memory": partial(gm.EpisodicMemory, 6, keep="first"), "clip": 0.5}),
+    ("gem", {"memory": partial(gm.EpisodicMemory, budget=9, groups=2, keep="k-centre")}),
+    ("agem", {"memory": partial(gm.EpisodicMemory, budget=9, groups=1, keep="balanced")}),
     ("single", {"schedule": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.97)}),
     ("ewc", {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}),
 ]
