@@ -159,6 +159,8 @@ class EWC(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"], self.device)
         self.task = state["task"]
+        if self.task is not None and self.task not in self.memory:
+            raise ValueError(f"task must be one that is remembered, got {self.task!r}")
         with torch.no_grad():  # in place, where a graph finds them
             torch._foreach_copy_(self.curvature, state["curvature"])
             torch._foreach_copy_(self.weighted, state["weighted"])

@@ -112,6 +112,8 @@ class GEM(Learner):
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
             set_gradient(self.network, g)
+            if chosen and self.constraints.constrain == "update" and not g.is_cuda:
+                self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
             return loss, past, G, g

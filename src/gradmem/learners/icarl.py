@@ -172,6 +172,8 @@ class ICaRL(Learner):
         )
         self.current = self.current.holding({})
         logits, _ = self._features(concatenate([*exemplars.values()]))
+        if logits.isnan().any():
+            raise FloatingPointError(f"the outputs for task {self.task!r}'s exemplars are NaN")
         sizes = [size(x) for x in exemplars.values()]
         self.answers = dict(zip(exemplars, logits.split(sizes), strict=True))
         self._old = None

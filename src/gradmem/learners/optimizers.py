@@ -58,11 +58,14 @@ def load_optimizer(
         has = "no schedule" if state["schedule"] is None else "a schedule"
         raise ValueError(f"the state has {has}, other than this learner")
     given = copy.deepcopy(state["optimizer"])
-    for i, (group, mine) in enumerate(
-        zip(given["param_groups"], optimizer.param_groups, strict=True)
-    ):
-        _check_like(group, {k: v for k, v in mine.items() if k != "params"}, f"group {i}")
+    own = optimizer.state_dict()["param_groups"]
+    for i, (group, mine) in enumerate(zip(given["param_groups"], own, strict=True)):
+        if group["params"] != mine["params"]:
+            raise ValueError(f"group {i} must be of {len(mine['params'])} parameters, in order")
+        _check_like(group, {k: v for k, v in mine.items() if k not in LOCAL}, f"group {i}")
         group |= {name: mine[name] for name in LOCAL if name in mine}
+    if unknown := {*given["state"]} - {place for group in own for place in group["params"]}:
+        raise ValueError(f"the state is of a parameter that is not there: {min(unknown)!r}")
     if schedule is not None:
         _check_like(state["schedule"], schedule.state_dict(), "schedule")
     optimizer.load_state_dict(copy.deepcopy(given))

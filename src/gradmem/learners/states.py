@@ -42,6 +42,8 @@ def check_state(
         class_ids(f"outputs of task {descriptor(t)!r}", classes)
     for t, description in state.get("descriptions", {}).items():
         as_description(descriptor(t), description)
+    if (task := state.get("task")) is not None:
+        descriptor(task)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -226,6 +227,12 @@ class Stepping:
             raise
         finally:
             noted.clear()
+
+    def note_step(self, optimizer: Optimizer) -> None:
+        """Note all that a step of the optimizer changes, for what may still fail after it."""
+        self.note(w for group in optimizer.param_groups for w in group["params"])
+        before = copy.deepcopy(optimizer.state_dict())
+        self._undo.append(lambda: optimizer.load_state_dict(before))
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note what is about to be changed in place: it is put back if `learn` raises."""

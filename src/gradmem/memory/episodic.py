@@ -14,7 +14,7 @@ from gradmem.memory.policies import POLICIES, Features, Losses, Offer, Policy, R
 from gradmem.memory.rows import Rows
 from gradmem.memory.stack import Stack
 from gradmem.trees import Kind, Tree, check, concatenate, kind, size, take, to, tree_map
-from gradmem.validation import non_negative_int, one_of, positive_int
+from gradmem.validation import descriptor, non_negative_int, one_of, positive_int
 
 __all__ = ["EpisodicMemory", "Masks", "memory_of"]
 
@@ -437,8 +437,10 @@ class EpisodicMemory:
             rows.restore(row, x, y)
             first[t] = rows, row
         for t, leader in state.get("groups", {t: t for t in first}).items():
-            self._places[t] = first[leader]
+            self._places[descriptor(t)] = first[leader]
             first[leader][1].tasks.append(t)
+        if unnamed := [t for t, (_, row) in first.items() if t not in row.tasks]:
+            raise ValueError(f"groups must name the task {unnamed[0]!r}, whose memories there are")
 
     def _limits(self) -> tuple[Any, ...]:
         limits = self.memories, self.budget, self.policy.name
