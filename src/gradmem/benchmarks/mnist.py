@@ -200,13 +200,13 @@ MNIST_COMPOSED = Benchmark(
     mnist_composed,
     composed_network,
     {
-        "single": {"lr": 0.03},
-        "independent": {"lr": 0.03},
-        "multimodal": {"lr": 0.03},
-        "ewc": {"lr": 0.03, "memories": 10, "regularization": 100.0},
-        "icarl": {"lr": 0.03, "budget": 5120},
-        "agem": {"lr": 0.03, "memories": 256, "sample": 256},
-        "gem": {"lr": 0.03, "memories": 256, "margin": 0.5},
+        "single": {"lr": 0.01},
+        "independent": {"lr": 0.01},
+        "multimodal": {"lr": 0.01},
+        "ewc": {"lr": 0.01, "memories": 10, "regularization": 100.0},
+        "icarl": {"lr": 0.01, "budget": 5120},
+        "agem": {"lr": 0.01, "memories": 256, "sample": 256},
+        "gem": {"lr": 0.01, "memories": 256, "margin": 0.5},
     },
 )
 
