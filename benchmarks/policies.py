@@ -2,6 +2,7 @@
 
     python -m benchmarks.policies compare [--data FOLDER] [--device cuda] [--workers 8]
     python -m benchmarks.policies thousand [--groups 20,100] [--join age,gradients]
+    python -m benchmarks.policies thousand --tasks 200 --budget 400 --constraints 0,20 --groups ""
     python -m benchmarks.policies million [--keep last,reservoir]
 
 `compare` runs GEM with every policy on both MNIST benchmarks, for some sizes of the memory, and
@@ -193,6 +194,13 @@ def new_gem(groups: int, keep: str, joined: str, budget: int) -> gm.GEM:
     return learner
 
 
+def bounded_gem(most: int | None, arguments: argparse.Namespace) -> gm.GEM:
+    """GEM with a memory for each task and so many constraints a step, with margins as above."""
+    margin = GEM["margin"] * 20 / min(most or arguments.tasks, arguments.tasks)
+    memory = gm.EpisodicMemory(budget=arguments.budget)
+    return gm.GEM(gm.mlp(), memory=memory, constraints=most, **GEM | {"margin": margin})
+
+
 def digits(n_tasks: int, examples: int) -> Iterator[tuple[gm.Continuum, list[Any]]]:
     """Turned digits of many tasks, in parts of at most 50 tasks, with their test sets."""
     whole = partial(gm.mnist_rotations, n_tasks, examples, data="sample")
@@ -225,6 +233,9 @@ def thousand(arguments: argparse.Namespace) -> None:
     print(machine("cpu"))
     learners = {"single": gm.Single(gm.mlp(), lr=0.1)}
     learners["replay"] = Replay(gm.mlp(), budget=arguments.budget, lr=0.1)
+    for most in arguments.constraints:
+        name = f"GEM, {most} constraints a step" if most else "GEM, all constraints"
+        learners[name] = bounded_gem(most or None, arguments)
     for groups, keep, joined in product(arguments.groups, arguments.keep, arguments.join):
         name = f"GEM, {groups} groups by {joined}, {keep}"
         learners[name] = new_gem(groups, keep, joined, arguments.budget)
@@ -302,7 +313,7 @@ def names(text: str) -> list[str]:
 
 
 def numbers(text: str) -> list[int]:
-    return [int(name) for name in text.split(",")]
+    return [int(name) for name in text.split(",") if name]
 
 
 def main() -> None:
@@ -323,6 +334,7 @@ def main() -> None:
     two.add_argument("--examples", type=int, default=20)
     two.add_argument("--budget", type=int, default=2000)
     two.add_argument("--groups", type=numbers, default=[100])
+    two.add_argument("--constraints", type=numbers, default=[], help="0 for all of them")
     two.add_argument("--keep", type=names, default=["last"])
     two.add_argument("--join", type=names, default=["age"])
     two.set_defaults(action=thousand)

@@ -60,7 +60,7 @@ def load_optimizer(
     given = copy.deepcopy(state["optimizer"])
     own = optimizer.state_dict()["param_groups"]
     for i, (group, mine) in enumerate(zip(given["param_groups"], own, strict=True)):
-        if group["params"] != mine["params"]:
+        if not isinstance(group["params"], list) or group["params"] != mine["params"]:
             raise ValueError(f"group {i} must be of {len(mine['params'])} parameters, in order")
         _check_like(group, {k: v for k, v in mine.items() if k not in LOCAL}, f"group {i}")
         group |= {name: mine[name] for name in LOCAL if name in mine}
