@@ -1,7 +1,16 @@
 """Fixtures that several files of tests share."""
 
+import signal
+
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """SIGINT as in a terminal: a job in the background may ignore it, and its children would."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -332,15 +332,6 @@ def test_a_disk_that_is_full_or_closed_leaves_the_last_checkpoint_whole(tmp_path
 # Signals and threads
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT as in a terminal; a job in the background may ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_end_of_a_step():
     learner = make("gem", {})
     batches = list(continuum())

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.files import write_json
 from gradmem.reports import page, summarize, write_page
 
@@ -233,7 +234,10 @@ def test_a_task_that_comes_back_is_called_by_its_own_number(tmp_path):
     write_run(tmp_path / "run", n_tasks=3)
     path = tmp_path / "run" / "result.json"
     result = json.loads(path.read_text())
-    write_json(path, result | {"R": [*result["R"], result["R"][-1]], "learned": [0, 1, 2, 1]})
+    R, learned = [*result["R"], result["R"][-1]], [0, 1, 2, 1]
+    metrics = transfer_metrics(np.array(R), np.array(result["baseline"]), learned)
+    result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
+    write_json(path, result | {"R": R, "learned": learned})
     seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
     assert seen.probe["after"] == ["1", "2", "3", "2"]
 
