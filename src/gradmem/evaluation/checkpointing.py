@@ -110,7 +110,7 @@ class RunCheckpoint:
         self._writer.start()
 
     def _write(self, state: Copied) -> None:
-        """Write a state, in a folder that is made again if it vanishes meanwhile."""
+        """Write a state; if its folder vanishes meanwhile, once more in a new one."""
         previous = previous_of(self.path)
         for _ in range(3):
             self._error = None
@@ -121,9 +121,12 @@ class RunCheckpoint:
                 return
             except CheckpointError as error:
                 self._error = error
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    return
+            except FileNotFoundError:
+                self._error = CheckpointError(f"{self.folder} vanishes again and again")
             except OSError as error:
                 self._error = CheckpointError(f"{self.folder} cannot be made: {error.strerror}")
-            if self.folder.is_dir():
                 return
 
     def wait(self) -> None:
