@@ -492,3 +492,19 @@ def test_a_moved_file_works_elsewhere(tmp_path):
     other = gm.GEM(gm.mlp([4, 6, 3]), memories=4)
     other.load(moved)
     _same(learner.state_dict(), other.state_dict(), "the moved file is another")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_state_fits_whatever_way_the_optimizer_computes_its_step(optimizer, tmp_path):
+    """As between a CPU and a GPU, where steps are fused."""
+    ways = ({"fused": True}, {"foreach": False})
+    one, other = (
+        gm.GEM(gm.mlp([4, 6, 3]), optimizer=partial(optimizer, lr=0.1, **way), memories=4)
+        for way in ways
+    )
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for first, second in ((one, other), (other, one)):
+        first.observe(x, "a", y)
+        first.save(tmp_path / "state")
+        second.load(tmp_path / "state")
+        assert second.observe(x, "b", y).isfinite()
