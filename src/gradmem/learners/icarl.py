@@ -300,6 +300,9 @@ class ICaRL(Learner):
         self.memory.load_state_dict(state["memory"], self.device)
         self.current.load_state_dict(state["current"], self.device)
         self.answers = {y: x.to(self.device) for y, x in state["answers"].items()}
+        for y in self.answers:
+            if y not in self.task_of or y not in self.memory:
+                raise ValueError(f"class {y!r} must have a task and exemplars as it has answers")
         self._old = self._prototypes = None
 
 
