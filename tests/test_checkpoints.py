@@ -1,6 +1,7 @@
 """Stopped at any example and gone on with, bit for bit; damaged, foreign and newer files."""
 
 import copy
+import hashlib
 import json
 import random
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 from torch.nn import functional as F
 
@@ -160,7 +162,7 @@ def test_damaged_truncated_foreign_and_newer_files_say_so(tmp_path):
         "no whole checkpoint ": b"",
         "no whole checkpoint  ": b"PK\x03\x04" + content,
         "checksum": content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
-        "newer gradmem": content.replace(b'"format":"1"', b'"format":"7"'),
+        "newer gradmem": content.replace(b'"format":"2"', b'"format":"7"'),
         "no checkpoint of gradmem": content.replace(b"gradmem checkpoint", b"another checkpoint"),
         "must hold the state of GEM, got one of EWC": content.replace(
             b'"about":"GEM"', b'"about":"EWC"'
@@ -175,6 +177,23 @@ def test_damaged_truncated_foreign_and_newer_files_say_so(tmp_path):
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         learner.load(tmp_path)
     _same(before, learner.state_dict(), "a damaged file changed the learner")
+
+
+def test_a_file_of_the_first_format_is_read(tmp_path):
+    """As format 1 was: one checksum over structure and tensors, no parts."""
+    tensor = torch.arange(6.0).view(2, 3)
+    text = json.dumps({"dict": [["w", {"tensor": "0"}], ["steps", 7]]})
+    digest = hashlib.sha256(text.encode())
+    digest.update(b"0 torch.float32 (2, 3)" + tensor.numpy().tobytes())
+    about = {"kind": "gradmem checkpoint", "format": "1", "about": "numbers", "state": text}
+    content = save({"0": tensor}, about | {"checksum": digest.hexdigest()})
+    (tmp_path / "old").write_bytes(content)
+    found = load_state(tmp_path / "old", "numbers")
+    assert found["steps"] == 7
+    assert torch.equal(found["w"], tensor)
+    (tmp_path / "old").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_state(tmp_path / "old", "numbers")
 
 
 def test_mutated_files_give_nothing_but_our_own_errors(tmp_path):

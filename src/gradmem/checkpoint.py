@@ -36,8 +36,8 @@ __all__ = [
     "save_state",
 ]
 
-#: Rises when a reader of the former format could not read a file.
-FORMAT = 1
+#: Rises when a reader of the former format could not read a file. Files of format 1 are read, too.
+FORMAT = 2
 #: The name by which a file is known to be one of ours.
 KIND, PART = "gradmem checkpoint", "a part of a checkpoint"
 #: Names of what is neither a number, a text nor nothing, in the JSON.
@@ -119,8 +119,7 @@ def load_state(path: str | os.PathLike[str], about: str) -> dict[str, Any]:
             _, found = _read(folder / file, PART)
             tensors |= {name: found[own] for name, (one, own) in elsewhere.items() if one == file}
         text = metadata["state"]
-        digests = {name: _digest(tensor) for name, tensor in tensors.items()}
-        if metadata["checksum"] != _checksum(text, digests):
+        if metadata["checksum"] != _checksum_of(metadata["format"], text, tensors):
             raise CheckpointError(f"{path} is damaged: its checksum is another")
         state = _decoded(json.loads(text), tensors, 0)
     except CheckpointError:
@@ -246,6 +245,17 @@ def _checksum(text: str, digests: Mapping[str, str]) -> str:
     """SHA-256 of the structure and of the tensors' names and contents."""
     lines = [f"{name} {digest}" for name, digest in sorted(digests.items())]
     return hashlib.sha256("\n".join([text, *lines]).encode()).hexdigest()
+
+
+def _checksum_of(version: str, text: str, tensors: Mapping[str, Tensor]) -> str:
+    """The checksum of a file's contents in a format's own way."""
+    if version != "1":
+        return _checksum(text, {name: _digest(tensor) for name, tensor in tensors.items()})
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _digest(tensor: Tensor) -> str:
