@@ -50,7 +50,7 @@ def batched_gradients(objective: Objective, stack: Stack, out: Tensor) -> None:
         (stack,) = stack.level()
     k = len(stack)
     weights = parameters(network)
-    with _recording(network, weights, k) as calls:
+    with _recording(network, weights, stack.room) as calls:
         losses = objective.criterion.by_task(objective.outputs(stack.flat_x), stack)
         grads = torch.autograd.grad(losses.sum(), [y for _, _, y in calls], allow_unused=True)
 
@@ -94,20 +94,33 @@ def _reduce(
 
 @contextmanager
 def _recording(
-    network: nn.Module, weights: list[nn.Parameter], k: int
+    network: nn.Module, weights: list[nn.Parameter], room: tuple[int, int]
 ) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
     """Note every call of a layer that learns as (layer, input, output), in order."""
+    k, m = room
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
     met: set[nn.Module] = set()
 
-    def note(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def note(
+        layer: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], output: Any
+    ) -> Tensor:
+        known = registered(layer) is not None
+        if not isinstance(output, Tensor) or (not known and (options or len(inputs) != 1)):
+            raise UnsuitableError(
+                f'gradients="batched" has no rule for {type(layer).__name__} with several inputs '
+                'or outputs; "auto" finds a way'
+            )
+        x: Tensor = inputs[0]
+        if len(x) == 1 < k * m:  # one for all examples, as embeddings of positions are
+            x, output = (part.expand(k * m, *part.shape[1:]) for part in (x, output))
         if not output.requires_grad:
             output.requires_grad_()
-        calls.append((layer, inputs[0], output))
+        calls.append((layer, x, output))
+        return output  # type: ignore[no-any-return]
 
     with ExitStack() as undo:
         for layer in _layers(network):
-            undo.callback(layer.register_forward_hook(note).remove)
+            undo.callback(layer.register_forward_hook(note, with_kwargs=True).remove)
         for layer in network.modules():
             kind = registered(layer)
             if kind in FORWARDS:

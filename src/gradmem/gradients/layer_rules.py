@@ -25,6 +25,8 @@ Forward = Callable[[Any, Tensor, int], Tensor]
 
 #: Layer type → its rule.
 RULES: dict[type[nn.Module], Rule] = {}
+#: The same for layers of libraries that are not imported, by module and name.
+NAMED: dict[str, Rule] = {}
 #: Layer type → whether the rule fits a layer's options; layers not listed always do.
 FITS: dict[type[nn.Module], Callable[[Any], bool]] = {}
 #: Layer type → its forward pass task by task, where examples of different tasks must not mix.
@@ -34,7 +36,12 @@ FORWARDS: dict[type[nn.Module], Forward] = {}
 def rule_for(layer: nn.Module) -> Rule | None:
     """The rule for a layer, if there is one and the layer computes what the rule knows."""
     kind = registered(layer)
-    return None if kind is None else RULES[kind]
+    if kind is not None:
+        return RULES[kind]
+    name = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    if name.startswith("transformers.") and not any(True for _ in layer.children()):
+        return NAMED.get(name, again)
+    return None
 
 
 def registered(layer: nn.Module) -> type[nn.Module] | None:
@@ -85,6 +92,17 @@ def linear(layer: nn.Linear, x: Tensor, grad: Tensor, out: Mapping[str, Tensor],
         write(out["bias"], grad.sum(1), beta)
 
 
+def transposed_linear(
+    layer: Any, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
+) -> None:
+    """For a linear layer whose weight is (inputs, outputs)."""
+    swapped = {**out, "weight": out["weight"].mT} if "weight" in out else out
+    linear(layer, x, grad, swapped, beta)
+
+
+NAMED["transformers.pytorch_utils.Conv1D"] = transposed_linear
+
+
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(
     layer: nn.Conv2d, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
@@ -132,6 +150,14 @@ def layer_norm(
     affine(normal, grad, out, beta, over=range(1, x.ndim - len(layer.normalized_shape)))
 
 
+@rule(nn.RMSNorm)
+def rms_norm(
+    layer: nn.RMSNorm, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
+) -> None:
+    normal = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
+    affine(normal, grad, out, beta, over=range(1, x.ndim - len(layer.normalized_shape)))
+
+
 @rule(nn.GroupNorm)
 def group_norm(
     layer: nn.GroupNorm, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
@@ -154,6 +180,17 @@ def batch_norm(
 @by_task(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm_by_task(layer: nn.BatchNorm2d, x: Tensor, k: int) -> Tensor:
     return normalise_by_task(layer, x, k)
+
+
+def again(layer: nn.Module, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int) -> None:
+    """For a small layer that could be anything, as a norm: it is computed again, task by task."""
+    own = dict(layer.named_parameters(recurse=False))
+    for i in range(len(x)):
+        with torch.enable_grad():
+            y = type(layer).forward(layer, x[i].detach())
+        grads = torch.autograd.grad(y, [own[name] for name in out], grad[i])
+        for name, gradient in zip(out, grads, strict=True):
+            write(out[name][i], gradient, beta)
 
 
 def affine(normal: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int, over: Any) -> None:
