@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from gradmem.cuda.devices import has_triton
 from gradmem.gradients.examples import evaluating
 from gradmem.gradients.flat import parameters, split
 from gradmem.gradients.loop import loop_gradients, task_losses
@@ -25,7 +26,7 @@ __all__ = ["Gradients", "GramGradients", "check_segments", "longest"]
 
 #: Gradients of tasks are kept for Gᵀv up to this many times the size of the parameters.
 COPIES = 3
-#: Numbers that are in double precision at a time: they stay in a CPU's cache; on a GPU, more.
+#: Numbers that are in double precision at a time: they stay in the processor's cache.
 BLOCK = 1 << 17
 
 
@@ -241,7 +242,12 @@ def _gives_more(call: Call) -> bool:
 def _add_products(total: Tensor, rows: Tensor, z: Tensor) -> None:
     """Add rows rowsᵀ and rows z to total: (k, k + 1), for rows: (k, n) and z: (n,)."""
     k, n = rows.shape
-    width = max(1, (BLOCK << 7 if rows.is_cuda else BLOCK) // k)
+    if rows.is_cuda and has_triton():
+        from gradmem.projection.device import products_on_device
+
+        total += products_on_device(rows, z)
+        return
+    width = max(1, BLOCK // k)
     for start in range(0, n, width):
         block = rows[:, start : start + width].double()
         total[:, :k].addmm_(block, block.T)
