@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradmem.cuda.devices import current_device, has_triton, is_recording
-from gradmem.projection.host import Projected, project_on_host, solve
+from gradmem.projection.host import project_on_host
+from gradmem.projection.inner import Counts, Projected, weights_on_host
 from gradmem.validation import non_negative, non_negative_int, one_of
 
 __all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "project", "solve_dual"]
@@ -90,11 +92,11 @@ def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = 
     if len(GGt) != len(Gg):
         raise ValueError(f"GGt must be (k, k) and Gg (k,), got {len(GGt)} rows and {len(Gg)}")
     margin = non_negative("margin", margin)
-    floor = one_of("margin_rule", margin_rule, MARGIN_RULES) == "floor"
+    one_of("margin_rule", margin_rule, MARGIN_RULES)
     A, b = (part.detach().double().cpu().numpy() for part in (GGt, Gg))
-    if not (b < 0).any():
-        return torch.zeros_like(Gg)
-    v = margin + solve(A, b + margin * A.sum(1) if floor else b)
+    squares = A.diagonal()
+    least = np.divide(b * b, squares, where=squares > 0, out=np.zeros_like(b))
+    v, *_ = weights_on_host(A, b, float(least.max(initial=0.0)), margin, margin_rule)
     return torch.from_numpy(v).to(Gg)
 
 
@@ -126,19 +128,70 @@ class Projection:
             return self._on_device(g, G, scale)
         margin = self.margin if scale is None else self.margin * float(scale)
         g_tilde, counts, self.last = project_on_host(g, G, margin, self.margin_rule)
-        self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
+        self._count(counts)
         return g_tilde
+
+    def weights(self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The weights w: (k,) of g̃ = g + Gᵀw, from inner products alone.
+
+        For gradients that are never stored. It counts, and sets `last`, like a call. On a GPU with
+        Triton the dual is solved there, and nothing waits; elsewhere on the CPU.
+
+        Parameters
+        ----------
+        GGt, Gg, gg
+            (k, k), (k,) and (), in double precision: inner products of the constraints' gradients,
+            theirs with g, and |g|².
+        scale
+            (), what the margin is multiplied by.
+
+        Returns
+        -------
+        Tensor
+            v★ + γ in double precision, on GGt's device; zero if no constraint is violated, also
+            with a margin. If the products are not finite, a FloatingPointError; on a GPU, NaN.
+        """
+        self.last = None
+        if not len(Gg):
+            return torch.zeros_like(Gg)
+        if GGt.is_cuda and has_triton():
+            return self._weights_on_device(GGt, Gg, gg, scale)
+        margin = self.margin if scale is None else self.margin * float(scale)
+        A, b = (part.cpu().numpy() for part in (GGt, Gg))
+        weights, counts, self.last = weights_on_host(A, b, float(gg), margin, self.margin_rule)
+        self._count(counts)
+        return torch.from_numpy(weights).to(GGt.device)
+
+    def _count(self, counts: Counts) -> None:
+        self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
+
+    def _weights_on_device(
+        self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        from gradmem.projection.device import weights_on_device
+
+        with current_device(GGt.device), torch.autocast("cuda", enabled=False):
+            counts, gamma = self._on(GGt.device, scale)
+            problem = torch.cat([GGt, Gg[:, None]], 1)
+            weights, v = weights_on_device(problem, gamma, self.margin_rule == "floor", counts)
+            if not is_recording():  # a graph would have it computed in every step
+                self.last = Projected((Gg / (GGt.diagonal() * gg).sqrt()).nan_to_num(), v)
+            return weights
+
+    def _on(self, device: torch.device, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Counts that stay on a GPU: (4,), and the margin there: ()."""
+        if self._device is None:  # before a graph may refer to them
+            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
+            self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=device)
+        return self._device, self._gamma if scale is None else self._gamma * scale.double()
 
     def _on_device(self, g: Tensor, G: Tensor, scale: Tensor | None) -> Tensor:
         from gradmem.projection.device import project_on_device
 
-        if self._device is None:  # before a graph may refer to them
-            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
-            self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
         floor = self.margin_rule == "floor"
         with current_device(g.device), torch.autocast("cuda", enabled=False):
-            gamma = self._gamma if scale is None else self._gamma * scale.double()
-            g_tilde, v = project_on_device(g, G, gamma, floor, self._device)
+            counts, gamma = self._on(g.device, scale)
+            g_tilde, v = project_on_device(g, G, gamma, floor, counts)
             if not is_recording():  # a graph would have it computed in every step
                 lengths = torch.linalg.vector_norm(G, dim=1) * torch.linalg.vector_norm(g)
                 self.last = Projected((G @ g / lengths).nan_to_num().double(), v)
