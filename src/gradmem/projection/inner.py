@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradmem.projection.dual import Array, solve
 
-__all__ = ["Counts", "InnerProducts", "Projected", "weights_on_host"]
+__all__ = ["Counts", "Projected", "require_finite", "weights_on_host"]
 
 #: Whether any constraint was violated (0 or 1), how many, how many bind, steps of the solver.
 Counts = tuple[int, int, int, int]
@@ -36,6 +36,14 @@ class Projected:
         return cls(torch.from_numpy(cosines), torch.from_numpy(v))
 
 
+def require_finite(*products: Array | float) -> None:
+    if not all(np.isfinite(part).all() for part in products):
+        raise FloatingPointError(
+            "the gradients at the memories are not finite: a smaller learning rate or margin may "
+            "help"
+        )
+
+
 class InnerProducts:
     """The dual of a step in a form that does not depend on how long g and the rows of G are.
 
@@ -50,11 +58,7 @@ class InnerProducts:
 
     def __init__(self, GGt: Array, Gg: Array, gg: float) -> None:
         """GGt: (k, k), Gg: (k,) and gg = |g|² in double precision."""
-        if not (np.isfinite(GGt).all() and np.isfinite(Gg).all() and np.isfinite(gg)):
-            raise FloatingPointError(
-                "the gradients at the memories are not finite: a smaller learning rate or margin "
-                "may help"
-            )
+        require_finite(GGt, Gg, gg)
         self.lengths: Array = np.sqrt(GGt.diagonal())
         self.size = float(np.sqrt(gg))
         divisors = np.where(self.lengths > 0, self.lengths, 1.0)

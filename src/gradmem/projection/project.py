@@ -73,8 +73,14 @@ def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift
     """
     _check(g, G)
     projection = Projection(margin, margin_rule)
-    with torch.no_grad():
-        return projection(g, G)
+    if G.is_cuda:  # where the projection does not wait to find out
+        _check_finite(g=g, G=G)
+    try:
+        with torch.no_grad():
+            return projection(g, G)
+    except FloatingPointError:  # seen by the products of G, which cost a pass over it already
+        _check_finite(g=g, G=G)
+        raise
 
 
 def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
@@ -103,6 +109,7 @@ def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = 
     tensor([0.5000])
     """
     _check(Gg, GGt, names=("Gg", "GGt"))
+    _check_finite(Gg=Gg, GGt=GGt)
     if len(GGt) != len(Gg):
         raise ValueError(f"GGt must be (k, k) and Gg (k,), got {len(GGt)} rows and {len(Gg)}")
     margin = non_negative("margin", margin)
@@ -250,7 +257,10 @@ def _check(g: Tensor, G: Tensor, names: tuple[str, str] = ("g", "G")) -> None:
             f"{names[0]} must be (p,) and {names[1]} (k, p), got {tuple(g.shape)} and "
             f"{tuple(G.shape)}"
         )
-    for name, values in zip(names, (g, G), strict=True):
+
+
+def _check_finite(**named: Tensor) -> None:
+    for name, values in named.items():
         if not values.isfinite().all():
             bad = (~values.isfinite()).nonzero()[0]
             raise ValueError(
