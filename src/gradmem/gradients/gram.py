@@ -21,13 +21,12 @@ from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import computing_in
 from gradmem.gradients.segments import Call, Pass, Segments
 from gradmem.memory.stack import Stack
+from gradmem.projection.blocks import inner_products
 
 __all__ = ["Gradients", "GramGradients", "check_segments", "longest"]
 
 #: Gradients of tasks are kept for Gᵀv up to this many times the size of the parameters.
 COPIES = 3
-#: Numbers that are in double precision at a time: they stay in the processor's cache.
-BLOCK = 1 << 17
 
 
 class GramGradients:
@@ -241,14 +240,10 @@ def _gives_more(call: Call) -> bool:
 
 def _add_products(total: Tensor, rows: Tensor, z: Tensor) -> None:
     """Add rows rowsᵀ and rows z to total: (k, k + 1), for rows: (k, n) and z: (n,)."""
-    k, n = rows.shape
+    k = len(rows)
     if rows.is_cuda and has_triton():
         from gradmem.projection.device import products_on_device
 
         total += products_on_device(rows, z)
         return
-    width = max(1, BLOCK // k)
-    for start in range(0, n, width):
-        block = rows[:, start : start + width].double()
-        total[:, :k].addmm_(block, block.T)
-        total[:, k].addmv_(block, z[start : start + width].double())
+    total += inner_products(rows, z)[:k]
