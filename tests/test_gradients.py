@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.gradients import METHODS, MemoryGradients, Objective
+from gradmem.gradients import METHODS, Criterion, MemoryGradients, Objective
 from gradmem.gradients.batched import layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
 from gradmem.memory import Stack
@@ -260,3 +260,17 @@ def test_the_way_is_chosen_whatever_the_shapes_of_the_first_tasks():
     engine = MemoryGradients(build("resnet"))
     engine([alone, Stack(small, y, (4, 4))])
     assert engine.method == "batched"
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1)])
+def test_classes_may_lie_last_in_memory_as_those_of_a_language_model_do(loss):
+    torch.manual_seed(0)
+    logits, y = torch.randn(6, 5, 7), torch.randint(7, (6, 5))
+    y[:, 3:], y[4, 1:] = -100, -100  # padding
+    stack = Stack(logits.view(2, 3, 5, 7), y.view(2, 3, 5), (3, 2))
+    last, first = logits.mT, logits.mT.contiguous()
+    torch.testing.assert_close(Criterion(loss).mean(last, y), Criterion(loss).mean(first, y))
+    found = Criterion(loss).by_task(last, stack)
+    torch.testing.assert_close(found, Criterion(loss).by_task(first, stack))
+    each = [Criterion(loss).mean(first[:3], y[:3]), Criterion(loss).mean(first[3:5], y[3:5])]
+    torch.testing.assert_close(found, torch.stack(each))
