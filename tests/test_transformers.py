@@ -163,12 +163,12 @@ def test_a_step_along_the_projected_gradient_goes_against_no_memory(tmp_path, mo
 
 def test_without_gem_steps_go_against_the_memories(tmp_path):
     """The test above could fail."""
-    trainer = make(tmp_path, gem={"margin": 0.0}, optim="sgd", learning_rate=0.1)
+    trainer = make(tmp_path, gem={"constrain": None}, optim="sgd", learning_rate=0.1)
     watch = Watch(trainer.gem)
     trainer.add_callback(watch)
-    trainer.gem.enter = lambda optimizer: None
     trainer.train()
     assert against(watch.steps)[0] < -0.1
+    assert trainer.gem.memory.steps == 0
 
 
 def test_under_adamw_the_update_is_what_holds(tmp_path):

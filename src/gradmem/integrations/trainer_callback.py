@@ -61,8 +61,10 @@ class GEMCallback(TrainerCallback):
         memories have the same length are computed together, which is faster.
     compute_loss_func
         The Trainer's, if it has one: `f(outputs, labels)`, the loss of a batch.
+    constrain
+        "gradient" or "update" (see `GradientMemory`); None for plain training, to compare with.
     **settings
-        `GradientMemory`'s: memories, budget, keep, margin, constrain, gradients, memory_limit, …
+        `GradientMemory`'s: memories, budget, keep, margin, gradients, memory_limit, …
 
     Notes
     -----
@@ -91,10 +93,12 @@ class GEMCallback(TrainerCallback):
         candidates: int = 4096,
         max_length: int | None = None,
         compute_loss_func: Callable[[Any, Any], Tensor] | None = None,
+        constrain: str | None = "gradient",
         **settings: Any,
     ) -> None:
         self.task = task
         self.compute_loss_func = compute_loss_func
+        self.constrain = constrain
         self.candidates = positive_int("candidates", candidates)
         self.max_length = None if max_length is None else positive_int("max_length", max_length)
         if unknown := [name for name in settings if name not in MEMORY_SETTINGS]:
@@ -134,6 +138,7 @@ class GEMCallback(TrainerCallback):
             model, self.head, args.label_smoothing_factor, self.compute_loss_func
         )
         usual = {
+            "constrain": self.constrain or "gradient",
             "precision": "bf16" if args.bf16 else "fp32",
             "not_finite": "skip" if args.fp16 else "stop",  # a scaler meets such gradients
         }
@@ -176,6 +181,8 @@ class GEMCallback(TrainerCallback):
         assert self.memory is not None
         if self.task is None:
             raise ValueError("set callback.task to the task that is trained")
+        if self.constrain is None:
+            return
         self._step.pop_all()  # of a step that was not taken to its end
         self._step.enter_context(self.memory.around_step(self.task, optimizer))
         self._is_in_step = True

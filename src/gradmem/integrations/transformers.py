@@ -59,8 +59,8 @@ class GEMTrainer(Trainer):
     candidates, max_length
         See `GEMCallback`; `max_length` is the longest sequence of all candidates if None.
     model, args, data_collator, **others
-        `Trainer`'s arguments, and `GradientMemory`'s: memories, budget, keep, margin, constrain,
-        gradients, memory_limit, …
+        `Trainer`'s arguments, and `GradientMemory`'s: memories, budget, keep, margin, constrain
+        (also None, for plain fine-tuning to compare with), gradients, memory_limit, …
 
     Notes
     -----
@@ -202,6 +202,10 @@ class GEMTrainer(Trainer):
         assert memory is not None
         plain = (str, int, float, bool, type(None))
         settings = {n: v for n, v in self.gem.settings.items() if isinstance(v, plain)}
+        if self.gem.constrain is None:
+            settings = {}
+        elif self.gem.constrain != "gradient":
+            settings["constrain"] = self.gem.constrain
         return Result(
             R=np.array(R),
             baseline=np.array(baseline),
@@ -215,7 +219,7 @@ class GEMTrainer(Trainer):
             score=self._score_name,
             config={
                 "benchmark": "fine-tuning",
-                "learner": "gem",
+                "learner": "single" if self.gem.constrain is None else "gem",
                 "settings": {**settings, "lr": self.args.learning_rate, "optim": self.args.optim},
                 "seeds": {"learner": self.args.seed},
                 "n_tasks": len(self.tasks),
@@ -320,7 +324,6 @@ class GEMTrainer(Trainer):
         """Checkpoints go into the task's folder."""
         whole = self.args.output_dir
         self.args.output_dir = os.path.join(whole, f"task-{i}")
-        os.makedirs(self.args.output_dir, exist_ok=True)
         try:
             yield
         finally:
