@@ -1,8 +1,11 @@
 """GEM in Hugging Face's Trainer, with small models made from configs."""
 
 import copy
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -454,6 +457,20 @@ def test_torch_datasets_and_lists_are_tasks_too(tmp_path):
     assert [*trainer.gem.memory.memory] == ["task0", "task1"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_datasets_are_tasks_too(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    tasks = {
+        name: datasets.Dataset.from_list([{**one, "source": name} for one in rows])
+        for name, rows in TASKS.items()
+    }
+    trainer = make(tmp_path, tests=tasks, tasks=datasets.DatasetDict(tasks))
+    trainer.train()
+    other = make(tmp_path, tests=TASKS)
+    other.train()
+    assert trainer.result.R.tolist() == other.result.R.tolist()
+
+
 def test_what_is_no_task_is_refused(tmp_path):
     with pytest.raises(TypeError, match="a dict or a list of datasets"):
         make(tmp_path, tasks=TASKS["plus one"])
@@ -477,6 +494,34 @@ def test_a_gem_trainer_with_one_task_is_a_trainer(tmp_path):
     Trainer(other, args, padded, TASKS["plus one"]).train()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_two_processes_take_the_same_steps(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import json, os, pathlib
+from tests.test_transformers import Watch, against, make
+folder = pathlib.Path({str(tmp_path)!r})
+trainer = make(folder, gem={{"margin": 0.0}}, optim="sgd", learning_rate=0.1, ddp_backend="gloo")
+watch = Watch(trainer.gem)
+trainer.add_callback(watch)
+trainer.train()
+weights = sum(w.double().sum().item() for w in trainer.model.parameters())
+found = [trainer.args.world_size, weights, *against(watch.steps)]
+(folder / os.environ["RANK"]).write_text(json.dumps(found))
+""")
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    assert first == second
+    world, _, worst, seen = first
+    assert (world, seen) == (2, 6)
+    assert worst > -1e-4
 
 
 def test_without_transformers_the_extra_is_named():
