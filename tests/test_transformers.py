@@ -124,6 +124,38 @@ def test_the_gradient_at_the_memories_is_that_of_the_models_own_loss(name):
     torch.testing.assert_close(row, flat(g, parameters(model)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lora_layers_have_rules_so_that_all_tasks_take_one_pass(precision):
+    torch.manual_seed(0)
+    model = with_lora(llama(), ["q_proj", "v_proj", "down_proj"])
+    found = {}
+    for way in ("loop", "batched"):
+        objective = objective_of(model, HEADS["next token"])
+        memory = gm.GradientMemory(
+            objective.network, objective=objective, gradients=way, precision=precision
+        )
+        for t, shift in enumerate(SHIFTS.values()):
+            batch = lengthened(padded(sequences(5 + t, shift)), 12)
+            y = HEADS["next token"].targets(batch.pop("labels"))
+            memory.add(batch, t, y)
+        found[way] = memory.gradients()
+    error = (found["batched"] - found["loop"]).norm() / found["loop"].norm()
+    assert error < (1e-5 if precision == "fp32" else 3e-2)
+
+
+def test_activation_checkpointing(tmp_path):
+    trainers = [make(tmp_path, llama(), gradient_checkpointing=on) for on in (False, True)]
+    weights = []
+    for trainer in trainers:
+        torch.manual_seed(0)
+        trainer.model.load_state_dict(llama().state_dict())
+        trainer.train()
+        weights.append(
+            flat([w.detach() for w in parameters(trainer.model)], parameters(trainer.model))
+        )
+    torch.testing.assert_close(*weights)
+
+
 def test_a_model_with_a_loss_of_another_kind_is_asked_for_it():
     model = gpt2()
     batch = padded(sequences(4, 1))

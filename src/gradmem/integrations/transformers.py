@@ -113,7 +113,8 @@ class GEMTrainer(Trainer):
             **own,
         )
         first = next(iter(self.tasks.values()))
-        super().__init__(model, args, data_collator, first, self.tests or None, **others)
+        tests = {str(task): dataset for task, dataset in self.tests.items()}
+        super().__init__(model, args, data_collator, first, tests or None, **others)
         self.add_callback(self.gem)
         given: tuple[Any, Any] = others.get("optimizers", (None, None))
         self._makes_optimizer = given == (None, None)
