@@ -31,7 +31,8 @@ class GEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
+    seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
