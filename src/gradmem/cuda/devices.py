@@ -40,11 +40,13 @@ def side_by_side(work: Callable[[int], None], n: int, device: torch.device) -> N
     current, streams = torch.cuda.current_stream(device), _streams(device)
     for stream in streams:
         stream.wait_stream(current)
-    for i in range(n):
-        with torch.cuda.stream(streams[i % len(streams)]):
-            work(i)
-    for stream in streams:
-        current.wait_stream(stream)
+    try:
+        for i in range(n):
+            with torch.cuda.stream(streams[i % len(streams)]):
+                work(i)
+    finally:  # what was started before an error must not run on beside what comes after it
+        for stream in streams:
+            current.wait_stream(stream)
 
 
 @cache

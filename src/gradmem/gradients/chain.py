@@ -151,11 +151,11 @@ def _has_kernels(network: nn.Module, given: Sequence[Tensor]) -> bool:
     """Whether there are kernels for it: on a GPU, for one stack and perhaps a small batch."""
     if not (given[0].is_cuda and has_triton()) or len(given) > 2:
         return False
-    from gradmem.gradients.chain_device import is_small
+    from gradmem.gradients.chain_device import fits
 
     tensors = [*given, *network.parameters()]
     single = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
-    return single and (len(given) == 1 or is_small(given[1]))
+    return single and fits(len(_blocks(network)), given[1] if len(given) > 1 else None)
 
 
 def _blocks(network: nn.Module) -> list[tuple[nn.Linear, bool]]:

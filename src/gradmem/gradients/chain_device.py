@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-__all__ = ["first_layer", "is_small", "reduce_small"]
+__all__ = ["first_layer", "fits", "reduce_small"]
 
+#: Most layers: a kernel has a part for each, which takes a second or two to compile.
+LAYERS = 4
 #: Most examples of a batch whose products are left to the kernels here.
 BATCH = 64
 #: Weights of a layer from which on cuBLAS has the memories' gradients.
@@ -27,16 +29,16 @@ BLOCKS, BLOCK = 264, 64
 TILE = (32, 32, 32, 2)
 
 
-def is_small(batch: Tensor) -> bool:
-    """Whether a batch is small enough for the kernels here."""
-    return len(batch) <= BATCH
+def fits(n_layers: int, batch: Tensor | None) -> bool:
+    """Whether a chain is short enough, and a batch small enough, for the kernels here."""
+    return n_layers <= LAYERS and (batch is None or len(batch) <= BATCH)
 
 
 def first_layer(layer: nn.Linear, relu: bool, x: Tensor, batch: Tensor | None, y: Tensor) -> None:
     """Write what a layer and a ReLU, if one follows, give for x and the batch into y: (n, out)."""
     (n, width), out = x.shape, layer.out_features
     parts = _parts(n, width, out)
-    sums = x.new_empty((parts, n, out))
+    sums = x.new_empty((parts, n, out)) if parts > 1 else y[None, :n]
     of_x, of_weights = (
         tensor.unflatten(1, (parts, width // parts)).movedim(1, 0) for tensor in (x, layer.weight)
     )
@@ -45,8 +47,9 @@ def first_layer(layer: nn.Linear, relu: bool, x: Tensor, batch: Tensor | None, y
     n_batch = 0 if batch is None else len(batch)
     blocks = triton.cdiv(n * out, block)
     _first[(blocks + out * triton.cdiv(n_batch, rows),)](
-        sums, batch, layer.weight, layer.bias, y, n * out, n_batch, blocks,
-        WIDTH=width, OUT=out, PARTS=parts, RELU=relu, BLOCK=block, ROWS=rows, COLUMNS=256,
+        sums, x if batch is None else batch, layer.weight, layer.bias, y,
+        n * out, parts, n_batch, blocks,
+        WIDTH=width, OUT=out, RELU=relu, BLOCK=block, ROWS=rows, COLUMNS=256,
     )  # fmt: skip
 
 
@@ -57,16 +60,16 @@ def _parts(n: int, width: int, out: int) -> int:
     return next((s for s in fitting if s * blocks >= BLOCKS), max(fitting, default=1))
 
 
-@triton.jit(do_not_specialize=["n", "n_batch", "blocks"])
+@triton.jit(do_not_specialize=["n", "parts", "n_batch", "blocks"])
 def _first(
-    sums, batch, weight, bias, y, n, n_batch, blocks,
-    WIDTH: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
+    sums, batch, weight, bias, y, n, parts, n_batch, blocks,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What a layer gives: of the memories from its parts, of the batch from the start."""
     program = tl.program_id(0)
     if program < blocks:
-        _from_parts(sums, bias, y, n, program, OUT, PARTS, RELU, BLOCK)
+        _from_parts(sums, bias, y, n, parts, program, OUT, RELU, BLOCK)
     else:
         _from_start(
             batch, weight, bias, y + n, n_batch, program - blocks,
@@ -76,13 +79,13 @@ def _first(
 
 @triton.jit
 def _from_parts(
-    sums, bias, y, n, program,
-    OUT: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+    sums, bias, y, n, parts, program,
+    OUT: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = program * BLOCK + tl.arange(0, BLOCK)
     place = sums + i
     z = tl.load(place, mask=i < n, other=0.0)
-    for _ in tl.static_range(1, PARTS):
+    for _ in range(1, parts):
         place += n
         z += tl.load(place, mask=i < n, other=0.0)
     if bias is not None:
@@ -134,51 +137,56 @@ def reduce_small(
     k, m = room
     large = [i for i, layer in enumerate(layers) if layer.weight.numel() >= LARGE]
     down, across, rows, warps = TILE
-    sizes, tiles, start = [], 0, 0
+    sizes, tiles, tiles_of_batch, start = [], 0, 0, 0
     for i, layer in enumerate(layers):
         n, width = layer.weight.shape
         after = start + n * width
         has_bias = layer.bias is not None
         sizes += [n, width, start, after, int(has_bias), int(i in large)]
         start = after + n * has_bias
-        tiles += triton.cdiv(n, down) * (triton.cdiv(width, across) + has_bias)
-    _reduce[(tiles, k + (batch is not None))](
-        batch, tuple(inputs), tuple(grads), out, g, out.stride(0), k, m,
-        0 if batch is None else len(batch),
-        LAYERS=len(layers), SIZES=tuple(sizes), DOWN=down, ACROSS=across, ROWS=rows,
-        num_warps=warps,
-    )  # fmt: skip
+        tiles += triton.cdiv(n, down) * (triton.cdiv(width, across) * (i not in large) + has_bias)
+        tiles_of_batch += triton.cdiv(n, down) * (triton.cdiv(width, across) + has_bias)
+    n_batch = 0 if batch is None else len(batch)
+    if programs := k * tiles + (tiles_of_batch if n_batch else 0):
+        _reduce[(programs,)](
+            inputs[0] if batch is None else batch, tuple(inputs), tuple(grads),
+            out, out if g is None else g, out.stride(0), k, m, tiles, n_batch,
+            LAYERS=len(layers), SIZES=tuple(sizes), DOWN=down, ACROSS=across, ROWS=rows,
+            num_warps=warps,
+        )  # fmt: skip
     return large
 
 
-@triton.jit(do_not_specialize=["k", "m", "n_batch"])
+@triton.jit(do_not_specialize=["k", "m", "tiles", "n_batch"])
 def _reduce(
-    batch, inputs, grads, out, g, stride, k, m, n_batch,
+    batch, inputs, grads, out, g, stride, k, m, tiles, n_batch,
     LAYERS: tl.constexpr, SIZES: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """A tile of one layer's gradient at one task's memories or, after them, of the batch's."""
-    task, tile = tl.program_id(1), tl.program_id(0)
+    program = tl.program_id(0)
+    task = tl.where(program < k * tiles, program // tl.maximum(tiles, 1), k)
+    tile = program - task * tiles
     start = task * m
     for i in tl.static_range(LAYERS):
         x = inputs[i] + start.to(tl.int64) * SIZES[6 * i + 1]
         dy = grads[i] + start.to(tl.int64) * SIZES[6 * i]
         row = out + task.to(tl.int64) * stride
         n = m
-        tiles = tl.cdiv(SIZES[6 * i], DOWN) * tl.cdiv(SIZES[6 * i + 1], ACROSS)
+        own = tl.cdiv(SIZES[6 * i], DOWN) * tl.cdiv(SIZES[6 * i + 1], ACROSS)
         if SIZES[6 * i + 5]:
-            tiles = tl.where(task < k, 0, tiles)
+            own = tl.where(task < k, 0, own)
         if task >= k:
             row = g
             n = n_batch
             if i == 0:
                 x = batch
-        if (tile >= 0) & (tile < tiles):
+        if (tile >= 0) & (tile < own):
             _weights(
                 x, dy, row + SIZES[6 * i + 2], n, tile,
                 SIZES[6 * i], SIZES[6 * i + 1], DOWN, ACROSS, ROWS,
             )  # fmt: skip
-        tile -= tiles
+        tile -= own
         if SIZES[6 * i + 4]:
             if (tile >= 0) & (tile < tl.cdiv(SIZES[6 * i], DOWN)):
                 _bias(dy, row + SIZES[6 * i + 3], n, tile, SIZES[6 * i], DOWN, ROWS)
