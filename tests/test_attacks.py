@@ -16,7 +16,7 @@ import gradmem as gm
 from gradmem.checkpoint import CheckpointError
 from gradmem.checks import _same
 from gradmem.learners import LEARNERS
-from gradmem.projection.host import least_distance
+from gradmem.projection.dual import least_distance
 from tests import attack_checkpoints, attack_projections, attack_scripts
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)

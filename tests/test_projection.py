@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gradmem as gm
 from gradmem.projection import Projection
-from gradmem.projection.host import dual
+from gradmem.projection.dual import dual
 
 
 def unit(rows):
@@ -248,3 +248,48 @@ def test_lists_are_refused():
 def test_gradients_that_are_not_finite_say_what_may_help():
     with pytest.raises(FloatingPointError, match="smaller learning rate or margin may help"):
         Projection(0.5)(torch.ones(2), torch.full((1, 2), float("nan")))
+
+
+def products(g, G):
+    g, G = torch.tensor(g), torch.tensor(G)
+    return G @ G.T, G @ g, g @ g
+
+
+@pytest.mark.parametrize("rule", ["shift", "floor"])
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+@pytest.mark.parametrize("kind", ["random", "opposite rows", "a zero row", "whole numbers"])
+def test_weights_from_inner_products_are_those_of_a_projection(kind, margin, rule):
+    whole, parts = Projection(margin, rule), Projection(margin, rule)
+    for seed in range(20):
+        g, G = problem(kind, seed)
+        expected = whole(torch.tensor(g), torch.tensor(G))
+        w = parts.weights(*products(g, G))
+        np.testing.assert_allclose(g + G.T @ w.numpy(), expected, atol=1e-9 * np.linalg.norm(g))
+        torch.testing.assert_close(parts.last.cosines, whole.last.cosines)
+        added = margin if (parts.last.cosines < 0).any() else 0.0
+        assert torch.equal(parts.last.v + added, w)
+    names = ("violations", "violated_constraints")
+    assert [parts.counts()[name] for name in names] == [whole.counts()[name] for name in names]
+    assert parts.counts()["violations"] > 0
+
+
+def test_weights_are_zero_where_nothing_is_violated_and_refused_where_not_finite():
+    projection = Projection(0.5)
+    eye = torch.eye(2, dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64)
+    assert projection.weights(eye, torch.ones(2).double(), one).tolist() == [0.0, 0.0]
+    assert projection.weights(eye[:0, :0], eye[0, :0], one).tolist() == []
+    assert projection.counts()["violations"] == 0
+    half = torch.tensor([-0.5, 1.0], dtype=torch.float64)
+    assert projection.weights(eye, half, one, scale=2 * one).tolist() == [1.5, 1.0]
+    with pytest.raises(FloatingPointError, match="not finite"):
+        projection.weights(eye * float("nan"), half, one)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-14, 1.0, 1e30])
+def test_the_dual_is_solved_for_any_length_of_g(scale):
+    GGt = torch.tensor([[4.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    Gg = torch.tensor([-2.0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(
+        gm.solve_dual(GGt, scale * Gg) / scale, torch.tensor([0.5, 0.0], dtype=torch.float64)
+    )

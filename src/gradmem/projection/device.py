@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradmem.projection import kernels
 
-__all__ = ["project_on_device"]
+__all__ = ["products_on_device", "project_on_device", "weights_on_device"]
 
 #: Tasks from which on a few are tried first, and how many: what fills a block of 32 with g.
 CHOOSE_FROM, CHOSEN = 48, 31
@@ -25,7 +25,7 @@ MOST = 127
 #: How far a solution may be off, relative to |g| and a constraint's length.
 TOLERANCE = 1e-9
 #: Rows in a kernel's block → columns in it, programs, warps: measured on an H200.
-GRAM = {16: (16, 264, 4), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
+GRAM = {16: (16, 528, 2), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
 PRODUCTS = (16, 64, 66, 4)  # with the rows of a program
 APPLY = {16: (64, 264, 4), 32: (64, 264, 4), 64: (64, 264, 4), 128: (32, 264, 4)}
 
@@ -56,6 +56,47 @@ def project_on_device(
     step.judge()
     step.solve(step.problem(flagged=True), flagged=True)
     return step.apply(out=g_tilde), step.weights[1]
+
+
+def products_on_device(G: Tensor, g: Tensor) -> Tensor:
+    """[GGᵀ, Gg]: (k, k + 1) in double precision, for G: (k, p) and g: (p,)."""
+    if g.itemsize < 4 or G.itemsize < 4:
+        g, G = g.float(), G.float()
+    nothing = torch.empty(0, device=g.device)  # margin and counts, of which there are none
+    step = _Step(g.contiguous(), G.contiguous(), nothing, False, nothing)
+    return step.problem() if step.k <= MOST else step.large_problem()
+
+
+def weights_on_device(
+    problem: Tensor, margin: Tensor, floor: bool, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weights of g̃ = g + Gᵀw: (k,), and the dual's solution v★: (k,).
+
+    `problem` is [GGᵀ, Gg]: (k, k + 1) in double precision; for the others see `project_on_device`.
+    """
+    problem = problem.contiguous()
+    weights = torch.empty((2, len(problem)), dtype=torch.float64, device=problem.device)
+    own = torch.empty(4, dtype=torch.int64, device=problem.device)
+    flag = torch.empty((), dtype=torch.int32, device=problem.device)  # is not read
+    _solve(problem, flag, None, weights, margin, counts, own, floor, flagged=False)
+    return weights[0], weights[1]
+
+
+def _solve(
+    problem: Tensor, flag: Tensor, chosen: Tensor | None, weights: Tensor, margin: Tensor,
+    counts: Tensor, own: Tensor, floor: bool, flagged: bool,
+) -> None:  # fmt: skip
+    """Fill `weights`: (2, k) with those of g̃, and with the dual's solution as it is."""
+    n = len(problem)
+    size = _size(n)
+    tableau, state = (
+        torch.empty((rows, size), dtype=torch.float64, device=problem.device) for rows in (size, 3)
+    )
+    kernels.solve[(1,)](
+        problem, flag, chosen, tableau, state, weights, margin, counts, own, n, weights.shape[1],
+        FLAGGED=flagged, INDEXED=chosen is not None, FLOOR=floor,
+        SIZE=size, ROWS=size if size <= 32 else 16, num_warps=8 if size <= 64 else 16,
+    )  # fmt: skip
 
 
 class _Step:
@@ -125,14 +166,9 @@ class _Step:
 
     def solve(self, problem: Tensor, chosen: Tensor | None = None, flagged: bool = False) -> None:
         """The weights of g̃, and those of z: the dual's solution as it is, without a shift."""
-        n = len(problem)
-        size = _size(n)
-        tableau, state = self._doubles(size, size), self._doubles(3, size)
-        kernels.solve[(1,)](
-            problem, self.flag, chosen, tableau, state, self.weights, self.margin,
-            self.counts, self.own, n, self.k,
-            FLAGGED=flagged or chosen is not None, INDEXED=chosen is not None, FLOOR=self.floor,
-            SIZE=size, ROWS=size if size <= 32 else 16, num_warps=8 if size <= 64 else 16,
+        _solve(
+            problem, self.flag, chosen, self.weights, self.margin, self.counts, self.own,
+            floor=self.floor, flagged=flagged or chosen is not None,
         )  # fmt: skip
 
     def apply(self, z: Tensor | None = None, out: Tensor | None = None) -> Tensor:

@@ -1,313 +1,262 @@
-"""The projection on the host: an active-set method, in double precision where it matters."""
+"""The projection on the host: what costs time is GGᵀ in double precision, and passes over G.
+
+Gg tells whether a constraint is violated. If most are, GGᵀ of all rows tells the rest, and one more
+pass gives g̃. If few are, GGᵀ of these is enough most of the time, which a pass with the result
+shows. Copies of G are made only where rows are nearly dependent, or too long or too short for
+double precision.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Projected", "dual", "project_on_host", "solve"]
+from gradmem.projection.blocks import add_rows, inner_products
+from gradmem.projection.dual import Array, IllConditionedError, dual, least_distance
+from gradmem.projection.inner import Counts, Projected, require_finite
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-#: Whether any constraint was violated (0 or 1), how many, how many bind, steps of the solver.
-Counts = tuple[int, int, int, int]
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ["project_on_host"]
+
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-
-@dataclass(frozen=True)
-class Projected:
-    """What a projection found, one value per constraint: (k,) tensors in double precision.
-
-    Attributes
-    ----------
-    cosines
-        Of the angle between g and each gradient; a negative one is a violated constraint.
-    v
-        The solution v★ of the dual, without the margin; zero where nothing was violated.
-    """
-
-    cosines: Tensor
-    v: Tensor
+#: What may be left of a violated constraint, relative to the step and the constraint's gradient.
+TOLERANCE, TOLERANCE_IN_DOUBLE = 1e-7, 1e-12
+#: Inner products in single precision are right up to this, relative to the vectors' lengths.
+UNCLEAR, UNCLEAR_IN_DOUBLE = 1e-4, 1e-12
+#: Inner products in double precision are.
+ROUNDING = 1e-15
+#: Largest Σ v_k |g_k| / |g| for which a result summed up in single precision is exact enough.
+MOST_IN_SINGLE = 8.0
+#: The share of the rows from which on all are as good.
+MOST_ROWS = 0.8
 
 
 def project_on_host(
     g: Tensor, G: Tensor, margin: float, margin_rule: str
 ) -> tuple[Tensor, Counts, Projected]:
     """g̃: (p,) for g: (p,) and G: (k, p), what there was to do, and what was found."""
-    # g̃ does not depend on how long the rows are, and follows g's length; rounding depends on both.
-    start, length = _scaled(g.double())
-    constraints = _Constraints(G)
-    if not constraints.in_range():
-        rows, scale = _scaled(G.double())
-        constraints = _Constraints(rows, scale[:, 0].cpu().numpy())
-    signs = constraints.signs(start)
-    if np.isnan(signs).any():
-        raise FloatingPointError(
-            "the gradients at the memories are not finite: a smaller learning rate or margin may "
-            "help"
-        )
-    violated = int((signs < 0).sum())
-    lengths = float(start.norm()) * constraints.lengths
-    cosines = np.divide(signs, lengths, out=np.zeros_like(signs), where=lengths > 0)
+    seen = _look(g, G, every=margin_rule == "floor")  # v ≥ γ concerns all constraints
+    if seen is not None and not seen.suspects.any():
+        return g, (0, 0, 0, 0), Projected.of(seen.cosines, np.zeros(len(G)))
+    margins, unit, units = np.full(len(G), margin), 1.0, np.ones(len(G))
+    step = _Step(g, G, margins, margin_rule, seen)
+    if not step.in_range():  # g̃ does not depend on how long the rows are, and follows g's length
+        unit, units = float(_largest(g[None])[0]), _largest(G)
+        require_finite(unit, units)
+        g_in_units, rows = g.double() / unit, G.double() / torch.from_numpy(units).to(G)[:, None]
+        step = _Step(g_in_units, rows, margin * (units / unit), margin_rule, None)
+    violated = int((step.cosines < 0).sum())
     if not violated:
-        return g, (0, 0, 0, 0), _found(cosines, np.zeros_like(signs))
-    push = margin / length * G.sum(0)
-    if margin_rule == "floor":  # v = γ + w with w ≥ 0: the same problem from another start
-        begin, size = _scaled(start + push)  # the margin's share may be far longer than g
-        nearest, v, steps = _nearest(begin, constraints)
-        nearest, v = nearest * size, v * float(size)
-    else:
-        nearest, v, steps = _nearest(start, constraints)
-        nearest = nearest + push
-    counts = (1, violated, int((v > 0).sum()), steps)
-    found = _found(cosines, v * float(length) / constraints.scale)
-    return (nearest * length).to(g.dtype), counts, found
+        return g, (0, 0, 0, 0), Projected.of(step.cosines, np.zeros(len(G)))
+    g_tilde, solution, steps = step.take()
+    counts = (1, violated, int((solution > 0).sum()), steps)
+    found = Projected.of(step.cosines, step.weights(solution) * unit / units)
+    return (g_tilde if unit == 1.0 else g_tilde * unit).to(g.dtype), counts, found
 
 
-def _found(cosines: Array, v: Array) -> Projected:
-    return Projected(torch.from_numpy(cosines), torch.from_numpy(v))
+class _Seen(NamedTuple):
+    """Cosines of the angles between g and the rows, the rows' lengths, and which may be violated.
 
-
-def solve(A: Array, b: Array) -> Array:
-    """v★ ≥ 0: (k,) that minimises ½ vᵀAv + bᵀv for A = GGᵀ: (k, k) and b = Gg: (k,)."""
-    try:
-        return dual(A, b)[0]
-    except IllConditionedError:
-        # A = RᵀR, so with Rᵀd = b the problem is min |Rv + d|.
-        values, vectors = np.linalg.eigh(A)
-        root = np.sqrt(np.maximum(values, 0.0))
-        kept = root > 1e-8 * root.max()
-        R = root[kept, None] * vectors[:, kept].T
-        d = (vectors[:, kept].T @ b) / root[kept]
-        lengths = np.linalg.norm(R, axis=0)
-        lengths[lengths == 0] = 1.0
-        v: Array = least_distance(R / lengths, d)[0] / lengths
-        return v
-
-
-def _nearest(start: Tensor, constraints: _Constraints) -> tuple[Tensor, Array, int]:
-    """The vector closest to `start`: (p,) that violates no constraint; its v: (k,); steps taken.
-
-    Most constraints never matter, so the dual is solved for those that are violated, and again
-    with those that the solution violates, until it violates none.
-    """
-    inside = np.zeros(len(constraints.G), dtype=bool)
-    tolerance = max(1e-12, 8 * torch.finfo(constraints.G.dtype).eps) * float(start.norm())
-    nearest, steps = start, 0
-    whole = np.zeros(len(constraints.G))
-    factored = False
-    while True:
-        products, slack = constraints.products(nearest), tolerance * constraints.lengths
-        outside = ~inside & (products < -slack)
-        failed = not factored and bool((products < -8 * slack)[inside].any())
-        if not outside.any() and not failed:
-            return nearest, whole, steps
-        inside |= outside
-        known = inside.nonzero()[0]
-        factored |= failed
-        if not factored:
-            try:
-                v, taken = dual(*constraints.dual_problem(known, start))
-                nearest = start + constraints.combine(known, v)
-            except IllConditionedError:
-                factored = True
-        if factored:
-            nearest, v, taken = constraints.nearest_by_factors(known, start)
-        steps += taken
-        whole[known] = v
-
-
-class _Constraints:
-    """Inner products with the rows of G: (k, p).
-
-    Rows stay in their own precision; what decides, signs and the dual's coefficients, is summed in
-    double precision, in which products of float32 numbers are exact.
+    (k,) each, in the rows' precision.
     """
 
-    #: Numbers that are in double precision at a time: they stay in the processor's cache.
-    BLOCK = 1 << 17
+    cosines: Array
+    lengths: Array
+    suspects: Bools
 
-    def __init__(self, G: Tensor, scale: Array | float = 1.0) -> None:
-        self.scale = scale  # what the rows were divided by
-        self.G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
-        self.lengths: Array = self.G.norm(dim=1).double().cpu().numpy()
+
+def _look(g: Tensor, G: Tensor, every: bool) -> _Seen | None:
+    """What Gg and the rows' lengths tell; None if inner products of all rows are needed.
+
+    They are if so many constraints may be violated, or if the type of g and G does not tell. If
+    `every`, also if one may be violated.
+    """
+    if not _same_precision(g, G):
+        return None
+    along = (G @ g).double().cpu().numpy()
+    suspects = along <= 1e-30  # or too small for the type
+    if not np.isfinite(along).all() or _most(suspects) or (every and suspects.any()):
+        return None
+    lengths = torch.linalg.vector_norm(G, dim=1).double().cpu().numpy()
+    size = float(torch.linalg.vector_norm(g))
+    if not all(1e-15 < length < 1e15 for length in (*lengths, size)):
+        return None
+    cosines = along / lengths / size
+    suspects = cosines <= _unclear(G)
+    if _most(suspects) or (every and suspects.any()):
+        return None
+    return _Seen(cosines, lengths, suspects)
+
+
+def _most(rows: Bools) -> bool:
+    return int(rows.sum()) >= MOST_ROWS * len(rows)
+
+
+def _same_precision(g: Tensor, G: Tensor) -> bool:
+    """Whether products of g and G can be left to torch."""
+    return g.dtype == G.dtype and G.dtype in (torch.float32, torch.float64)
+
+
+def _unclear(G: Tensor) -> float:
+    return UNCLEAR_IN_DOUBLE if G.dtype == torch.float64 else UNCLEAR
+
+
+def _largest(rows: Tensor) -> Array:
+    """The largest element in size of each row: (k,), 1 for a row of zeros."""
+    largest: Array = torch.linalg.vector_norm(rows, torch.inf, dim=1).double().cpu().numpy()
+    return np.where(largest == 0, 1.0, largest)
+
+
+class _Step:
+    """A projection that has to be made, or nearly so.
+
+    Inside, g and the rows of G have length 1, and with them the dual's A and b; its solution is in
+    units of `size` by a row's length.
+
+    Attributes
+    ----------
+    cosines
+        Of the angles between g and the rows: (k,).
+    """
+
+    def __init__(
+        self, g: Tensor, G: Tensor, margins: Array, margin_rule: str, seen: _Seen | None
+    ) -> None:
+        self.g, self.G, self.margins = g, G, margins
+        double = g.dtype == G.dtype == torch.float64
+        self.tolerance = TOLERANCE_IN_DOUBLE if double else TOLERANCE
+        self.floor = margin_rule == "floor"
+        self.cosines, self.lengths = np.zeros(len(G)), np.ones(len(G))
+        if seen is not None:
+            self.cosines, self.lengths = seen.cosines, seen.lengths
+        self._consider(np.ones(len(G), dtype=bool) if seen is None else seen.suspects)
+
+    def _consider(self, inside: Bools) -> None:
+        """Compute the dual's A and b for some rows, and what else their inner products tell."""
+        self.inside = np.ones_like(inside) if _most(inside) else inside
+        rows = None if self.inside.all() else self._tensor(self.inside.nonzero()[0])
+        products: Array = inner_products(self.G, self.g, rows).cpu().numpy()
+        self.squares = products.diagonal()
+        if not np.isfinite(products).all():
+            return  # beyond the range
+        lengths = np.sqrt(self.squares)
+        divisors = np.where(lengths == 0, 1.0, lengths)
+        self.A = products[:-1, :-1] / divisors[:-1] / divisors[:-1, None]
+        self.b = products[:-1, -1] / divisors[:-1] / divisors[-1]
+        self.size = float(divisors[-1])
+        self.lengths[self.inside], self.cosines[self.inside] = divisors[:-1], self.b
+        if self.floor:  # v = γ + w with w ≥ 0: the same problem from g + Gᵀγ, far longer maybe
+            pushes = self.margins * lengths[:-1]
+            self.size = float(divisors[-1] + pushes.sum())
+            self.b = self.b * (divisors[-1] / self.size) + self.A @ (pushes / self.size)
 
     def in_range(self) -> bool:
-        """Whether squares of the rows' elements surely keep clear of the type's limits."""
-        return bool(((self.lengths > 1e-15) & (self.lengths < 1e15)).all())
+        """Whether inner products keep clear of the limits of double precision."""
+        beyond = ~((self.squares > 1e-250) & (self.squares < 1e250))
+        rows = self.inside.nonzero()[0][beyond[:-1]].tolist()
+        vectors = [self.G[i] for i in rows] + ([self.g] if beyond[-1] else [])
+        return not any(bool(vector.any()) for vector in vectors)
 
-    def products(self, z: Tensor) -> Array:
-        """⟨z, g_k⟩ for all rows: (k,), in the rows' precision."""
-        return (self.G @ z.to(self.G.dtype)).double().cpu().numpy()
+    def take(self) -> tuple[Tensor, Array, int]:
+        """g̃: (p,), the dual's solution: (k,), and the steps it took.
 
-    def signs(self, z: Tensor) -> Array:
-        """⟨z, g_k⟩ for all rows: (k,), with the right signs."""
-        products = self.products(z)
-        unclear = np.abs(products) <= 1e-4 * float(z.norm()) * self.lengths + 1e-30
-        if unclear.any() and self.G.dtype != torch.float64:
-            products[unclear] = self.dual_problem(unclear.nonzero()[0], z)[1]
-        return products
+        Most constraints never matter, so the dual is solved for those that are violated, and again
+        with those that the solution violates or may violate, until there are none.
+        """
+        steps = 0
+        while True:
+            try:
+                v, taken = dual(self.A, self.b)
+            except IllConditionedError:
+                return self._by_factors()
+            steps += taken
+            unsettled = (self.A @ v + self.b < -8 * self.tolerance).any()
+            if unsettled or ROUNDING * float(v.sum()) > self.tolerance:
+                return self._by_factors()
+            solution = np.zeros(len(self.inside))
+            solution[self.inside] = v
+            if self.inside.all():
+                return self._moved(solution, self.margins), solution, steps
+            z = self._moved(solution, np.zeros_like(solution))
+            along = (self.G @ z).double().cpu().numpy()
+            outside = ~self.inside & (along <= _unclear(self.G) * self.lengths * self.size)
+            if not outside.any():
+                return self._pushed(z), solution, steps
+            self._consider(self.inside | outside)
 
-    def dual_problem(self, rows: Indices, z: Tensor) -> tuple[Array, Array]:
-        """⟨g_i, g_j⟩: (n, n) and ⟨g_i, z⟩: (n,) for n of the rows, in double precision."""
-        n = len(rows)
-        index = torch.as_tensor(rows, device=self.G.device)
-        gram = torch.zeros((n, n + 1), dtype=torch.float64, device=self.G.device)
-        width = max(1, self.BLOCK // n)
-        for start in range(0, len(z), width):
-            columns = slice(start, start + width)
-            block = self.G[:, columns].index_select(0, index).double()
-            gram[:, :n].addmm_(block, block.T)
-            gram[:, n].addmv_(block, z[columns].double())
-        both: Array = gram.cpu().numpy()
-        return both[:, :n], both[:, n]
+    def weights(self, solution: Array) -> Array:
+        """v★: (k,) for g and G as they are."""
+        return solution * self.size / self.lengths
 
-    def nearest_by_factors(self, rows: Indices, start: Tensor) -> tuple[Tensor, Array, int]:
-        """The vector closest to `start` that violates none of some rows, their v, steps taken.
+    def _moved(self, solution: Array, margins: Array) -> Tensor:
+        """g̃ = g + Gᵀ(v + γ): (p,), in one pass over those rows that have a weight."""
+        weights = self.weights(solution) + margins
+        if not self._in_own_precision(solution, weights):
+            return add_rows(self.g, self.G, self._tensor(weights), self.g.dtype)
+        moving = weights.nonzero()[0].tolist()
+        if 3 * len(moving) > len(weights):
+            return torch.addmv(self.g, self.G.T, self._tensor(weights).to(self.G.dtype))
+        g_tilde = self.g.clone()
+        for i in moving:
+            g_tilde.add_(self.G[i], alpha=float(weights[i]))
+        return g_tilde
+
+    def _pushed(self, z: Tensor) -> Tensor:
+        """Add Gᵀγ to z: (p,), in its place."""
+        if not self.margins.any():
+            return z
+        return z.addmv_(self.G.T, self._tensor(self.margins).to(self.G.dtype))
+
+    def _in_own_precision(self, solution: Array, weights: Array) -> bool:
+        """Whether the result may be summed up in the rows' precision.
+
+        In single precision not if large weights cancel, or are beyond its limits.
+        """
+        if not _same_precision(self.g, self.G) or self.G.dtype == torch.float64:
+            return _same_precision(self.g, self.G)
+        moving = weights[weights > 0]
+        in_range = self.size < 1e30 and bool(((moving > 1e-30) & (moving < 1e30)).all())
+        return in_range and float(solution.sum()) <= MOST_IN_SINGLE
+
+    def _tensor(self, values: Array | Indices) -> Tensor:
+        return torch.from_numpy(values).to(self.G.device)
+
+    def _by_factors(self) -> tuple[Tensor, Array, int]:
+        """What `take` gives, for rows whose inner products do not tell enough.
 
         With Gᵀ = QR the dual is min |Qᵀg + Rv| over v ≥ 0. Squares are never formed, so rows may be
         as close to dependent as their precision allows; it costs far more than GGᵀ.
         """
-        index = torch.as_tensor(rows, device=self.G.device)
-        lengths = torch.as_tensor(self.lengths[rows], device=self.G.device)
-        unit = self.G.index_select(0, index).double() / lengths[:, None]
-        Q, R = torch.linalg.qr(unit.T)
-        along = Q.T @ start
-        v, steps = least_distance(R.cpu().numpy(), along.cpu().numpy())
-        # What binds has no part in the result; to say so is more exact than to add it up, since
-        # the v of nearly dependent rows are large and cancel.
-        binding = torch.from_numpy(v > 0).to(self.G.device)
-        Q, _ = torch.linalg.qr(unit[binding].T)
-        nearest = start - Q @ (Q.T @ start)
-        nearest = nearest - Q @ (Q.T @ nearest)
-        return nearest, v / self.lengths[rows], steps
-
-    def combine(self, rows: Indices, v: Array) -> Tensor:
-        """Σ v_k g_k over some rows: (p,), in the rows' precision."""
-        active = rows[v > 0]
-        return torch.from_numpy(v[v > 0]).to(self.G) @ self.G[active]
+        push = add_rows(0 * self.g, self.G, self._tensor(self.margins), torch.float64) / self.size
+        start = self.g.double() / self.size
+        nearest = start = start + push if self.floor else start
+        solution, steps = np.zeros(len(self.inside)), 0
+        outside, inside = self.inside.copy(), np.zeros_like(self.inside)
+        outside[self.inside] = self.b < 0
+        while outside.any():
+            inside |= outside
+            rows = inside.nonzero()[0]
+            unit = self.G[self._tensor(rows)].double() / self._tensor(self.lengths[rows])[:, None]
+            nearest, solution[rows], taken = _nearest(unit, start)
+            steps += taken
+            along = inner_products(self.G, nearest)[:-1, -1].cpu().numpy()
+            outside = ~inside & (along < -self.tolerance * self.lengths)
+        g_tilde = nearest if self.floor else nearest + push
+        return (g_tilde * self.size).to(self.g.dtype), solution, steps
 
 
-class IllConditionedError(ArithmeticError):
-    """Rows are so close to dependent that their inner products do not tell what to do."""
-
-
-def dual(A: Array, b: Array) -> tuple[Array, int]:
-    """Minimise ½ vᵀAv + bᵀv over v ≥ 0 (equation 12); v★: (k,) and the steps it took.
-
-    A = GGᵀ: (k, k) and b = Gg: (k,).
-
-    The active-set method of Lawson and Hanson in its form for Gram matrices: constraints enter the
-    working set one at a time, the most violated first. A row that depends on those in the set up
-    to rounding waits, so that the rows in it stay independent even where A is singular; the
-    solution settles such a row, too, or does not, which the caller can see. The bound on the number
-    of steps only guards against rounding.
-    """
-    k = len(b)
-    length = np.sqrt(np.diag(A))
-    length[length == 0] = 1.0  # a row of zeros constrains nothing
-    A, b = A / np.outer(length, length), b / length
-    tolerance = 1e-13 * max(1.0, float(np.abs(b).max()))
-    v = np.zeros(k)
-    working = np.zeros(k, dtype=bool)
-    barred = np.zeros(k, dtype=bool)  # depends on the working set, or would leave as it enters
-    steps = 0
-    while steps < 10 * k:
-        descent = -(A @ v + b)
-        descent[working | barred] = -np.inf
-        entering = int(descent.argmax())
-        if descent[entering] <= tolerance:
-            break
-        if _depends(A, working, entering):
-            barred[entering] = True
-            continue
-        working[entering] = True
-        while True:
-            steps += 1
-            s = np.zeros(k)
-            s[working] = np.linalg.solve(A[np.ix_(working, working)], -b[working])
-            if (s[working] > 0).all():
-                v, barred = s, np.zeros(k, dtype=bool)
-                break
-            if v[entering] == 0 and s[entering] <= 0:
-                working[entering], barred[entering] = False, True
-                break
-            # Go towards s until the first multiplier reaches zero; its constraint leaves.
-            ratio = np.full(k, np.inf)
-            falling = working & (s <= 0)
-            ratio[falling] = v[falling] / (v[falling] - s[falling])
-            v = np.maximum(v + ratio.min() * (s - v), 0.0)
-            working[ratio.argmin()] = False
-            v[~working] = 0.0
-    return v / length, steps
-
-
-def _depends(A: Array, working: Bools, entering: int) -> bool:
-    """Whether a row depends on the working set up to rounding; A has a unit diagonal.
-
-    What decides is the square of the row's distance to the span of the others.
-    """
-    across = A[working, entering]
-    if not len(across):
-        return False
-    combination = np.linalg.solve(A[np.ix_(working, working)], across)
-    square = 1.0 - float(across @ combination)
-    rounding = 1e-15 * (1.0 + float(np.abs(combination).sum())) ** 2
-    if rounding < square < 1e7 * rounding:
-        raise IllConditionedError
-    return square <= rounding
-
-
-def least_distance(R: Array, d: Array) -> tuple[Array, int]:
-    """Minimise |Rv + d| over v ≥ 0; v★: (k,) and the steps it took.
-
-    R: (m, k) has columns of length 1 or 0. Lawson and Hanson's method as in `dual`, with a QR
-    factorisation of the working set in place of inner products: what is left of d is orthogonal to
-    the set up to the last digits, however close to dependent its columns are. It has no part along
-    a column that depends on them, which therefore never enters.
-    """
-    k = R.shape[1]
-    tolerance = 1e-13 * float(np.linalg.norm(d))
-    v, left = np.zeros(k), d
-    working: list[int] = []
-    barred: set[int] = set()  # would leave as they enter
-    steps = 0
-    while steps < 10 * k:
-        slope = R.T @ left
-        slope[[*working, *barred]] = np.inf
-        entering = int(slope.argmin())
-        if slope[entering] >= -tolerance:
-            break
-        before = list(working)
-        working.append(entering)
-        while True:
-            steps += 1
-            Q, T = np.linalg.qr(R[:, working])
-            along = Q.T @ d
-            s = np.linalg.solve(T, -along)
-            if (s > 0).all():
-                break
-            # Go towards s until the first multiplier reaches zero; its column leaves.
-            now, falling = v[working], s <= 0
-            ratio = np.full(len(s), np.inf)
-            ratio[falling] = now[falling] / np.maximum(now - s, 1e-300)[falling]
-            v[working] = np.maximum(now + ratio.min() * (s - now), 0.0)
-            v[working.pop(int(ratio.argmin()))] = 0.0
-        if working == before:
-            barred.add(entering)
-            continue
-        v[working], barred = s, set()
-        left = d - Q @ along
-        left = left - Q @ (Q.T @ left)
-    return v, steps
-
-
-def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values with largest element 1 in each row, and what they were divided by."""
-    scale = values.abs().amax(-1, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return values / scale, scale
+def _nearest(unit: Tensor, start: Tensor) -> tuple[Tensor, Array, int]:
+    """The vector closest to `start`: (p,) that violates none of some rows of length 1; v; steps."""
+    Q, R = torch.linalg.qr(unit.T)
+    along = Q.T @ start
+    v, steps = least_distance(R.cpu().numpy(), along.cpu().numpy())
+    # What binds has no part in the result; to say so is more exact than to add it up, since
+    # the v of nearly dependent rows are large and cancel.
+    binding = torch.from_numpy(v > 0).to(unit.device)
+    Q, _ = torch.linalg.qr(unit[binding].T)
+    nearest = start - Q @ (Q.T @ start)
+    return nearest - Q @ (Q.T @ nearest), v, steps

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradmem.cuda.devices import current_device, has_triton, is_recording
-from gradmem.projection.host import Projected, project_on_host, solve
+from gradmem.projection.host import project_on_host
+from gradmem.projection.inner import Counts, Projected, weights_on_host
 from gradmem.validation import non_negative, non_negative_int, one_of
 
-__all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "project", "solve_dual"]
+__all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "Unstored", "project", "solve_dual"]
 
 MARGIN_RULES = ("shift", "floor")
 #: How far `project` may be off on a CPU, by the coarser dtype of g and G; see `project`.
 BOUNDS = {torch.float32: 2e-5, torch.float64: 2e-11}
 COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_steps")
+
+
+class Unstored(Protocol):
+    """What a projection needs of a G: (k, p) that is not stored."""
+
+    def products(self, z: Tensor, /) -> tuple[Tensor, Tensor]:
+        """GGᵀ: (k, k) and Gz: (k,) in double precision, for z: (p,)."""
+        ...
+
+    def combine(self, v: Tensor, /) -> Tensor:
+        """The last z plus Gᵀv: (p,) for v: (k,)."""
+        ...
 
 
 def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
@@ -57,8 +73,14 @@ def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift
     """
     _check(g, G)
     projection = Projection(margin, margin_rule)
-    with torch.no_grad():
-        return projection(g, G)
+    if G.is_cuda:  # where the projection does not wait to find out
+        _check_finite(g=g, G=G)
+    try:
+        with torch.no_grad():
+            return projection(g, G)
+    except FloatingPointError:  # seen by the products of G, which cost a pass over it already
+        _check_finite(g=g, G=G)
+        raise
 
 
 def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
@@ -87,14 +109,15 @@ def solve_dual(GGt: Tensor, Gg: Tensor, margin: float = 0.0, margin_rule: str = 
     tensor([0.5000])
     """
     _check(Gg, GGt, names=("Gg", "GGt"))
+    _check_finite(Gg=Gg, GGt=GGt)
     if len(GGt) != len(Gg):
         raise ValueError(f"GGt must be (k, k) and Gg (k,), got {len(GGt)} rows and {len(Gg)}")
     margin = non_negative("margin", margin)
-    floor = one_of("margin_rule", margin_rule, MARGIN_RULES) == "floor"
+    one_of("margin_rule", margin_rule, MARGIN_RULES)
     A, b = (part.detach().double().cpu().numpy() for part in (GGt, Gg))
-    if not (b < 0).any():
-        return torch.zeros_like(Gg)
-    v = margin + solve(A, b + margin * A.sum(1) if floor else b)
+    squares = A.diagonal()
+    least = np.divide(b * b, squares, where=squares > 0, out=np.zeros_like(b))
+    v, *_ = weights_on_host(A, b, float(least.max(initial=0.0)), margin, margin_rule)
     return torch.from_numpy(v).to(Gg)
 
 
@@ -117,28 +140,92 @@ class Projection:
         self._device: Tensor | None = None
         self.last: Projected | None = None
 
-    def __call__(self, g: Tensor, G: Tensor, scale: Tensor | None = None) -> Tensor:
-        """g̃: (p,) for g: (p,) and G: (k, p); the margin is multiplied by `scale`: ()."""
+    def __call__(self, g: Tensor, G: Tensor | Unstored, scale: Tensor | None = None) -> Tensor:
+        """g̃: (p,) for g: (p,) and G: (k, p); the margin is multiplied by `scale`: ().
+
+        A G that is not stored is waited for.
+        """
         self.last = None
+        if not isinstance(G, Tensor):
+            return self._from_products(g, G, scale)
         if G.shape[0] == 0 or G.shape[1] == 0:
             return g
         if g.is_cuda and has_triton():
             return self._on_device(g, G, scale)
         margin = self.margin if scale is None else self.margin * float(scale)
         g_tilde, counts, self.last = project_on_host(g, G, margin, self.margin_rule)
-        self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
+        self._count(counts)
         return g_tilde
+
+    def _from_products(self, g: Tensor, G: Unstored, scale: Tensor | None) -> Tensor:
+        GGt, Gg = G.products(g)
+        length = torch.linalg.vector_norm(g, dtype=torch.float64)
+        weights = self.weights(GGt, Gg, length.square(), scale)
+        if weights.isnan().any():
+            raise FloatingPointError("the gradients at the memories are not finite")
+        return G.combine(weights) if weights.any() else g
+
+    def weights(self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The weights w: (k,) of g̃ = g + Gᵀw, from inner products alone.
+
+        For gradients that are never stored. It counts, and sets `last`, like a call. On a GPU with
+        Triton the dual is solved there, and nothing waits; elsewhere on the CPU.
+
+        Parameters
+        ----------
+        GGt, Gg, gg
+            (k, k), (k,) and (), in double precision: inner products of the constraints' gradients,
+            theirs with g, and |g|².
+        scale
+            (), what the margin is multiplied by.
+
+        Returns
+        -------
+        Tensor
+            v★ + γ in double precision, on GGt's device; zero if no constraint is violated, also
+            with a margin. If the products are not finite, a FloatingPointError; on a GPU, NaN.
+        """
+        self.last = None
+        if not len(Gg):
+            return torch.zeros_like(Gg)
+        if GGt.is_cuda and has_triton():
+            return self._weights_on_device(GGt, Gg, gg, scale)
+        margin = self.margin if scale is None else self.margin * float(scale)
+        A, b = (part.cpu().numpy() for part in (GGt, Gg))
+        weights, counts, self.last = weights_on_host(A, b, float(gg), margin, self.margin_rule)
+        self._count(counts)
+        return torch.from_numpy(weights).to(GGt.device)
+
+    def _count(self, counts: Counts) -> None:
+        self._host = [total + count for total, count in zip(self._host, counts, strict=True)]
+
+    def _weights_on_device(
+        self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None
+    ) -> Tensor:
+        from gradmem.projection.device import weights_on_device
+
+        with current_device(GGt.device), torch.autocast("cuda", enabled=False):
+            counts, gamma = self._on(GGt.device, scale)
+            problem = torch.cat([GGt, Gg[:, None]], 1)
+            weights, v = weights_on_device(problem, gamma, self.margin_rule == "floor", counts)
+            if not is_recording():  # a graph would have it computed in every step
+                self.last = Projected((Gg / (GGt.diagonal() * gg).sqrt()).nan_to_num(), v)
+            return weights
+
+    def _on(self, device: torch.device, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Counts that stay on a GPU: (4,), and the margin there: ()."""
+        if self._device is None:  # before a graph may refer to them
+            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
+            self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=device)
+        return self._device, self._gamma if scale is None else self._gamma * scale.double()
 
     def _on_device(self, g: Tensor, G: Tensor, scale: Tensor | None) -> Tensor:
         from gradmem.projection.device import project_on_device
 
-        if self._device is None:  # before a graph may refer to them
-            self._device = torch.zeros(len(COUNTS), dtype=torch.int64, device=g.device)
-            self._gamma = torch.tensor(self.margin, dtype=torch.float64, device=g.device)
         floor = self.margin_rule == "floor"
         with current_device(g.device), torch.autocast("cuda", enabled=False):
-            gamma = self._gamma if scale is None else self._gamma * scale.double()
-            g_tilde, v = project_on_device(g, G, gamma, floor, self._device)
+            counts, gamma = self._on(g.device, scale)
+            g_tilde, v = project_on_device(g, G, gamma, floor, counts)
             if not is_recording():  # a graph would have it computed in every step
                 lengths = torch.linalg.vector_norm(G, dim=1) * torch.linalg.vector_norm(g)
                 self.last = Projected((G @ g / lengths).nan_to_num().double(), v)
@@ -170,7 +257,10 @@ def _check(g: Tensor, G: Tensor, names: tuple[str, str] = ("g", "G")) -> None:
             f"{names[0]} must be (p,) and {names[1]} (k, p), got {tuple(g.shape)} and "
             f"{tuple(G.shape)}"
         )
-    for name, values in zip(names, (g, G), strict=True):
+
+
+def _check_finite(**named: Tensor) -> None:
+    for name, values in named.items():
         if not values.isfinite().all():
             bad = (~values.isfinite()).nonzero()[0]
             raise ValueError(

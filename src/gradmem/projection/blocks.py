@@ -1,0 +1,57 @@
+"""Passes over G: (k, p), some columns at a time in double precision, so that no copy of it is made.
+
+Products of float32 numbers are exact in double precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_rows", "inner_products"]
+
+#: Numbers that are in double precision at a time: they stay in a processor's cache.
+NUMBERS = 1 << 19
+#: Columns of one matrix product. Several are computed at once, each by one thread.
+WIDTH = 4096
+
+
+def inner_products(G: Tensor, g: Tensor, rows: Tensor | None = None) -> Tensor:
+    """[H; g][H; g]ᵀ: (n + 1, n + 1), so HHᵀ, and with Hg and |g|² in its last row and column.
+
+    H: (n, p) are some of G's rows; all of them for None.
+    """
+    n = len(G) if rows is None else len(rows)
+    width = max(256, min(WIDTH, NUMBERS // (2 * (n + 1))))
+    total = G.new_zeros((n + 1, n + 1), dtype=torch.float64)
+    for block in _blocks(G, g, rows, width):  # (blocks, n + 1, width)
+        total += torch.bmm(block, block.mT).sum(0)
+    return total
+
+
+def add_rows(g: Tensor, G: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute g + Gᵀw: (p,) for w: (k,) in double precision, rounded to a dtype at the end."""
+    result = torch.empty_like(g, dtype=dtype)
+    both = torch.cat([weights, weights.new_ones(1)])
+    width = max(256, NUMBERS // len(both))
+    for i, block in enumerate(_blocks(G, g, None, width)):
+        result[i * width : (i + 1) * width] = block[0].T @ both
+    return result
+
+
+def _blocks(G: Tensor, g: Tensor, rows: Tensor | None, width: int) -> Iterator[Tensor]:
+    """[H; g] in double precision: as many blocks of (n + 1, width) as there may be at a time."""
+    n, p = len(G) if rows is None else len(rows), len(g)
+    whole, rest = divmod(p, width)
+    most = max(1, min(NUMBERS // ((n + 1) * width), whole))
+    buffer = G.new_empty((most, n + 1, min(width, p)), dtype=torch.float64)
+    parts = [(i * width, min(most, whole - i), width) for i in range(0, whole, most)]
+    for start, blocks, size in [*parts, *([(p - rest, 1, rest)] if rest else [])]:
+        columns = slice(start, start + blocks * size)
+        block = buffer[:blocks, :, :size]
+        H = G[:, columns] if rows is None else G[:, columns].index_select(0, rows)
+        block[:, :n].copy_(H.unflatten(1, (blocks, size)).transpose(0, 1))
+        block[:, n].copy_(g[columns].unflatten(0, (blocks, size)))
+        yield block
