@@ -44,9 +44,9 @@ MEMORY_SETTINGS = tuple(
 class GEMCallback(TrainerCallback):
     """GEM in a `Trainer` of one's own: say which task it trains, then train as always.
 
-    The step on task `task` raises the loss at no other task's memories. When `train` ends, examples
-    of its training set are remembered, so every example is offered once however many epochs there
-    are. Every checkpoint holds the memories, and a resumed `train` goes on with them.
+    To first order, no step on `task` raises the loss at another task's memories. When `train` ends,
+    examples of its training set are remembered, so every example is offered once however many
+    epochs there are. Every checkpoint holds the memories, and a resumed `train` goes on with them.
 
     Parameters
     ----------
