@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 project, author = "gradmem", "The gradmem authors"
 copyright = author
-version = release = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+version = release = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "version"
+]
 
 extensions = [
     "myst_parser",
@@ -33,6 +35,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses for files
 html_math_renderer = "mathml"  # drawn by the browser: MathJax would come from the network
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
@@ -100,7 +103,9 @@ def as_code_or_link(app, what, name, obj, options, lines):
 
     # Names of parameters that do not fit one line: one list, as it is meant.
     text = re.sub(r",\n +(?=[a-z_, ]+\n +See `)", ", ", "\n".join(lines))
-    text = re.sub(r"^(?!\s*(>>>|\.\.\.)).*\|.*$", lambda line: line[0].replace("|", r"\|"), text, flags=re.M)
+    text = re.sub(
+        r"^(?!\s*(>>>|\.\.\.)).*\|.*$", lambda line: line[0].replace("|", r"\|"), text, flags=re.M
+    )
     # A letter right after code, as in `Task`s, needs a mark that there is no space.
     text = re.sub(r"(?<![`:\w])`([^`]+)`(?=\w)", r"`\1`\\ ", text)
     lines[:] = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", replaced, text).split("\n")

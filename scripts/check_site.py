@@ -110,7 +110,9 @@ def wrong_views(paths: "list[Path]", folder: Path) -> "list[str]":
                 wrong += [f"{path} at {width}: {line}" for line in said]
                 sizes = re.search(r'<pre id="probe">(\d+) (\d+)</pre>', dom)
                 if not sizes or int(sizes[1]) > int(sizes[2]):
-                    wrong.append(f"{path} at {width}: {sizes and sizes[0]} is wider than the window")
+                    wrong.append(
+                        f"{path} at {width}: {sizes and sizes[0]} is wider than the window"
+                    )
         dom, said = look(chromium, folder / "search.html", 1400, profile, "?q=projection")
         found = re.search(r"found (\d+) page", html.unescape(dom))
         if said or not found:

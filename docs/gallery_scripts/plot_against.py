@@ -2,9 +2,10 @@
 Steps against a remembered task
 ===============================
 
-How often does a step go against a task that is remembered? After every step, its inner product with each remembered task's
-gradient is looked at. A-GEM keeps the *mean* of the remembered losses from rising, so that single tasks may still lose; GEM has a
-constraint for each of them. The margin is 0 here, so that both are pure projections.
+How often does a step go against a task that is remembered? After every step, its inner product
+with each remembered task's gradient is looked at. A-GEM keeps the *mean* of the remembered losses
+from rising, so that single tasks may still lose; GEM has a constraint for each of them. The
+margin is 0 here, so that both are pure projections.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@
 Forgetting, and not forgetting
 ==============================
 
-Twenty tasks, one after another: digits turned by a larger angle in each, 500 digits a task. Plain SGD and GEM see the same
-mini-batches once, with the same network and the same learning rate. The curves are the accuracy on the *first* task, which is
-never trained on again.
+Twenty tasks, one after another: digits turned by a larger angle in each, 500 digits a task. Plain
+SGD and GEM see the same mini-batches once, with the same network and the same learning rate. The
+curves are the accuracy on the *first* task, which is never trained on again.
 """
 
 import sys
@@ -20,7 +20,9 @@ for name, kind, title in (("gem", gm.GEM, "GEM"), ("single", gm.Single, "SGD")):
     continuum = gm.mnist_rotations(n_tasks=20, examples_per_task=500, data="sample")
     result = gm.run(kind(gm.mlp(), lr=0.1), continuum, every=250)
     first = result.curves[:, 0]
-    print(f"{title}: first task {first[2]:.2f} when it was over, {first[-1]:.2f} at the end; {result}")
+    print(
+        f"{title}: first task {first[2]:.2f} when it was over, {first[-1]:.2f} at the end; {result}"
+    )
     axes.plot(
         result.curve_examples, first, color=look[name].colour, marker=look[name].marker, markevery=4
     )

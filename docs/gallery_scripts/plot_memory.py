@@ -2,8 +2,8 @@
 How many memories
 =================
 
-More memories make each constraint a better estimate of its task's loss, and each step dearer. Eight permutations of pixels,
-500 digits each.
+More memories make each constraint a better estimate of its task's loss, and each step dearer.
+Eight permutations of pixels, 500 digits each.
 """
 
 import matplotlib.pyplot as plt

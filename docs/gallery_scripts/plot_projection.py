@@ -2,11 +2,12 @@
 The projection in two dimensions
 ================================
 
-A network with two parameters, and two tasks that are remembered. Each task's gradient is a constraint: the step may
-not point away from it. The shaded half-planes are where a step would raise a remembered loss.
+A network with two parameters, and two tasks that are remembered. Each task's gradient is a
+constraint: the step may not point away from it. The shaded half-planes are where a step would
+raise a remembered loss.
 
-Left, the step of the new task keeps both constraints, and is taken as it is. Right, it goes against task 2 and is
-replaced by the closest vector that goes against neither.
+Left, the step of the new task keeps both constraints, and is taken as it is. Right, it goes
+against task 2 and is replaced by the closest vector that goes against neither.
 """
 
 import matplotlib.pyplot as plt
@@ -30,7 +31,9 @@ for axes, (title, g) in zip(panels, steps.items(), strict=True):
         axes.contourf(x, y, against, levels=[0.5, 1.5], colors=[colour], alpha=0.18)
 
     def arrow(v, text, colour, axes=axes, **more):
-        axes.annotate("", v, (0, 0), arrowprops={"arrowstyle": "-|>", "lw": 2, "color": colour, **more})
+        axes.annotate(
+            "", v, (0, 0), arrowprops={"arrowstyle": "-|>", "lw": 2, "color": colour, **more}
+        )
         axes.annotate(text, v, xytext=(6, 4), textcoords="offset points", color=colour, fontsize=12)
 
     arrow(G[0].tolist(), "$g_1$", "#56b4e9")
