@@ -9,6 +9,7 @@ import doctest
 import inspect
 import re
 import shlex
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -163,3 +164,17 @@ def test_every_public_name_has_a_docstring_with_its_parameters(name, thing):
             return
     missing = [p for p in known if not re.search(rf"\b{p}\b", text)]
     assert not missing, f"the docstring of {name} does not name {missing}"
+
+
+def test_the_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert project["version"] == cited[1] == gradmem.__version__
+    assert f"\n## {gradmem.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_a_link_in_the_readme_leads_to_a_file():
+    text = (ROOT / "README.md").read_text("utf-8")
+    linked = [link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if link]
+    assert len(linked) > 10
+    assert not [link for link in linked if not (ROOT / link).exists()]

@@ -120,7 +120,7 @@ def matrix(R: Matrix) -> Text:
         text.append(f"{i + 1:>5}  ", style="dim")
         for score in R[i] if i < len(R) else ():
             red, green, blue = colour(float(score))
-            front = "black" if green > 120 else "white"
+            front = "rgb(0,0,0)" if green > 140 else "rgb(255,255,255)"
             text.append(f"{100 * score:>4.0f}", f"{front} on rgb({red},{green},{blue})")
         text.append("\n")
     return text
@@ -168,7 +168,7 @@ def legend(rows: dict[str, Matrix]) -> Text:
 
 
 def ink(style: Style) -> str:
-    """A learner's colour on a terminal, which may be dark: GEM's black is the terminal's own ink."""
+    """A learner's colour on a terminal, light or dark: GEM's black is the terminal's own ink."""
     return "bold" if style == styles(["gem"])["gem"] else f"bold {style.colour}"
 
 
