@@ -1,6 +1,5 @@
 """How Sphinx makes the site: `make docs`. Nothing is fetched, and every warning is an error."""
 
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +9,6 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 import gradmem
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 ROOT = Path(__file__).resolve().parent.parent
 
 project, author = "gradmem", "The gradmem authors"
