@@ -54,5 +54,5 @@ for name, (share, acc) in reversed(rows.items()):
     print(f"{name}: {share:.0%} of the steps go against a remembered task, ACC {acc:.2f}")
     axes.barh(name, share, color=look[name].colour)
     axes.annotate(f" {share:.0%}, ACC {acc:.2f}", (share, name), va="center")
-axes.set(xlim=(0, 1.25), xlabel="share of steps that go against a remembered task")
+axes.set(xlim=(0, 0.5), xlabel="share of steps that go against a remembered task")
 axes.spines[["top", "right"]].set_visible(False)
