@@ -16,6 +16,7 @@ FLOORS = [
     {"gradients"},
     {"gradient_memory"},
     {"learners"},
+    {"integrations"},
     {"checks", "evaluation"},
     {"benchmarks"},
     {"runs"},
