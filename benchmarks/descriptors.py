@@ -1,6 +1,7 @@
 """What descriptions of tasks are worth: networks that are given them, beside those that are not.
 
     python -m benchmarks.descriptors [--data FOLDER] [--device cuda] [--workers 2] [--out FOLDER]
+    python -m benchmarks.descriptors --streams rotations --networks oracle "random descriptions"
 
 GEM and Single on four streams: rotations in random order; rotations of which some angles are held
 out, between the learned ones (interpolated) and beyond them (extrapolated); permutations, whose
@@ -8,10 +9,12 @@ descriptions say nothing; and composed digits, of which some combinations are he
 
 The networks are the paper's, as it is ("plain": the conditioned network computes the same when all
 descriptions are zero), and made to take descriptions: by `gm.networks.conditioned`, and, on the
-rotations in random order, in three other ways. Each has its own learning rate, the one with the
-highest ACC on a fifth of the training examples, with another seed than the results. Writes
-descriptors.json, descriptors.md (means over seeds ± 95% intervals) and descriptors.png. One thread
-per process.
+rotations in random order, in three other ways. Two more, which are run if they are named, say what
+a gain is worth: "oracle" turns every image back by its task's angle before the plain network sees
+it, and "random descriptions" is the conditioned network, given numbers that say nothing about the
+angles. Each has its own learning rate, the one with the highest ACC on a fifth of the training
+examples, with another seed than the results. Writes descriptors.json, descriptors.md (means over
+seeds ± 95% intervals) and descriptors.png. One thread per process.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ RATES = (0.01, 0.03, 0.1)
 #: Seed of the data on which rates are chosen; the results have others.
 SEARCH_SEED = 1000
 LEARNERS = ("gem", "single")
-PLAIN, CONDITIONED = "plain", "conditioned"
+PLAIN, CONDITIONED, ORACLE, RANDOM = "plain", "conditioned", "oracle", "random descriptions"
 
 
 class BesideX(nn.Module):
@@ -96,13 +99,41 @@ class Warped(nn.Module):
         return self.network(F.grid_sample(images, grid, align_corners=False).flatten(1))
 
 
-NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
+class Oracle(nn.Module):
+    """The paper's network, given images turned back by the angle that the description names."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        self.description_size = size
+        self.network = gm.mlp(seed=seed)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return self.network(turned_back(given["x"], given["task"]))
+
+
+def turned_back(x: Tensor, task: Tensor) -> Tensor:
+    """Images (n, 784) without their tasks' rotations, to the nearest pixel."""
+    cos, sin = task[:, 0], task[:, 1]
+    zero = torch.zeros_like(cos)
+    maps = torch.stack([cos, sin, zero, -sin, cos, zero], 1).view(-1, 2, 3)
+    images = x.view(-1, 1, 28, 28)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="nearest", align_corners=False).flatten(1)
+
+
+def conditioned(size: int, seed: int) -> nn.Module:
+    return gm.networks.conditioned(gm.mlp(seed=seed), size)
+
+
+#: The networks of the rotations in random order.
+COMPARED: dict[str, Callable[[int, int], nn.Module]] = {
     PLAIN: lambda size, seed: gm.mlp(seed=seed),
-    CONDITIONED: lambda size, seed: gm.networks.conditioned(gm.mlp(seed=seed), size),
+    CONDITIONED: conditioned,
     "beside x": BesideX,
     "FiLM": FiLM,
     "warped": Warped,
 }
+NETWORKS = COMPARED | {ORACLE: Oracle, RANDOM: conditioned}
 
 
 @dataclass(frozen=True)
@@ -188,11 +219,27 @@ def tested_on(learned: gm.Continuum, others: gm.Continuum) -> gm.Continuum:
     )
 
 
+def randomly_described(continuum: gm.Continuum) -> gm.Continuum:
+    """The same tasks, each described by random numbers; the descriptions are as long as before."""
+    rng = np.random.default_rng([continuum.seed, 0xDE5C])
+    found = {}
+    for t, own in continuum.descriptions.items():
+        random = torch.from_numpy(rng.standard_normal(len(own))).to(own.dtype)
+        found[t] = random * own.norm() / random.norm()
+    tasks = [
+        gm.Task(task.t, task.train, task.test, task.label, task.classes, found[task.t])
+        for task in continuum.tasks
+    ]
+    return gm.Continuum(tasks, seed=continuum.seed, tests=continuum.tests, descriptions=found)
+
+
 def run(job: Job, validate: bool = False) -> dict[str, Any]:
     """What a run measured; `validate`: on a fifth of the training examples."""
     torch.set_num_threads(1)
     sizes = job.sizes
     continuum, held_out = STREAMS[job.stream](sizes, job.seed)
+    if job.network == RANDOM:
+        continuum = randomly_described(continuum)
     if validate:
         continuum, held_out = continuum.held_out(0.2), {}
     size = len(next(iter(continuum.descriptions.values())))
@@ -227,14 +274,19 @@ def chosen_rates(jobs: Mapping[Key, Job], pool: ProcessPoolExecutor) -> dict[Key
 
 
 def measured(
-    sizes: Sizes, streams: Sequence[str], learners: Sequence[str], seeds: int, workers: int
+    sizes: Sizes,
+    streams: Sequence[str],
+    learners: Sequence[str],
+    networks: Sequence[str] | None,
+    seeds: int,
+    workers: int,
 ) -> list[dict[str, Any]]:
     """A row for each stream, learner and network: its rate, and what each seed's run measured."""
     jobs = {
         (stream, learner, network): Job(stream, learner, network, SEARCH_SEED, 0.0, sizes)
         for stream in streams
         for learner in learners
-        for network in (NETWORKS if stream == "rotations" else (PLAIN, CONDITIONED))
+        for network in networks or (COMPARED if stream == "rotations" else (PLAIN, CONDITIONED))
     }
     # Not forked: a process that has used a GPU cannot be.
     spawn = multiprocessing.get_context("spawn")
@@ -265,12 +317,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ("fwt", "acc", "learning accuracy", "interpolated", "extrapolated", "combinations")
     heads = ["stream", "learner", "network", "lr", "FWT", "gain in FWT", "ACC", *names[2:]]
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
-    plain: Sequence[Mapping[str, Any]] = []
+    plain = {(row["stream"], row["learner"]): row for row in rows if row["network"] == PLAIN}
     for row in rows:
-        runs = row["runs"]
-        plain = runs if row["network"] == PLAIN else plain
-        gains = [one["fwt"] - other["fwt"] for one, other in zip(runs, plain, strict=True)]
-        gain = "–" if runs is plain else Estimate.of(gains).format("+.3f")
+        runs, gain = row["runs"], "–"
+        if (other := plain.get((row["stream"], row["learner"]), row)) is not row:
+            pairs = zip(runs, other["runs"], strict=True)
+            gain = Estimate.of([one["fwt"] - less["fwt"] for one, less in pairs]).format("+.3f")
         fwt, *others = (estimate(runs, name) for name in names)
         about = [row["stream"], row["learner"], row["network"], f"{row['lr']}"]
         lines.append(f"| {' | '.join([*about, fwt, gain, *others])} |")
@@ -325,6 +377,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--learners", nargs="+", default=LEARNERS, choices=LEARNERS)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="as said above if left out")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=20)
@@ -333,7 +386,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/descriptors"))
     given = parser.parse_args()
     sizes = Sizes(given.tasks, given.examples, given.memories, given.data, given.device)
-    rows = measured(sizes, given.streams, given.learners, given.seeds, given.workers)
+    rows = measured(
+        sizes, given.streams, given.learners, given.networks, given.seeds, given.workers
+    )
     given.out.mkdir(parents=True, exist_ok=True)
     about = {**asdict(sizes), "data": Path(given.data).name, "machine": machine(given.device)}
     whole = {"about": about, "seeds": given.seeds, "rows": rows}

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from gradmem.cuda.devices import is_recording
 from gradmem.gradients import (
     Criterion,
     Forward,
+    Gradients,
+    GramGradients,
     Inputs,
     Loss,
     MemoryGradients,
@@ -26,13 +28,14 @@ from gradmem.gradients import (
     Transform,
     attach,
     evaluating,
+    longest,
 )
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
 from gradmem.projection import Projection, Shortlist
 from gradmem.streams.mixed import is_mixed, parts_of
 from gradmem.trees import Tree, leaves
-from gradmem.validation import descriptor, non_negative_int, one_of
+from gradmem.validation import descriptor, non_negative_int, one_of, positive_int
 
 __all__ = ["CONSTRAINED", "GradientMemory", "LastProjection"]
 
@@ -103,7 +106,8 @@ class GradientMemory:
     objective
         What is differentiated, in place of `loss` and `transform` (see `MemoryGradients`).
     gradients, tasks_per_chunk, memory_limit, precision
-        How the gradients at the memories are computed (see `MemoryGradients`).
+        How the gradients at the memories are computed (see `MemoryGradients`). For models of many
+        parameters, "gram" takes inner products alone, and no memory for a gradient per task.
 
     Examples
     --------
@@ -206,7 +210,8 @@ class GradientMemory:
         past = self._past(t)
         found = self._finite_gradients(past) if past else None
         if found is not None:
-            self._project_gradient(*found)
+            with self._counting_skips(found[1]):
+                self._project_gradient(*found)
 
     def step(self, optimizer: Optimizer, t: Hashable) -> None:
         """Let the optimizer step on task t, within the constraints: gradient or update."""
@@ -233,7 +238,9 @@ class GradientMemory:
             yield
 
     @contextmanager
-    def constrained(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> Iterator[None]:
+    def constrained(
+        self, past: list[Stack], G: Gradients, g: Tensor | None = None
+    ) -> Iterator[None]:
         """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
 
         `g`: (p,), if it is known, is that gradient, of which `set_gradient` made the `.grad`s.
@@ -241,18 +248,30 @@ class GradientMemory:
         if not past:
             yield
         elif self.constrain == "gradient":
-            self._project_gradient(past, G, g)
+            with self._counting_skips(G):
+                self._project_gradient(past, G, g)
             yield
         else:
             self._require_finite(G, g)
             before = [w.detach().clone() for w in self._weights]
-            size = self._size(G, self._gradient() if g is None else g)
+            length = (self._gradient() if g is None else g).norm()
             yield
-            self._project_update(past, G, before, size)
+            with self._counting_skips(G):
+                self._project_update(past, G, before, length)
+
+    @contextmanager
+    def _counting_skips(self, G: Gradients) -> Iterator[None]:
+        """Leave a step as it was before if a G that is not stored is not finite, if asked for."""
+        try:
+            yield
+        except FloatingPointError:
+            if self.not_finite == "stop" or isinstance(G, Tensor):
+                raise
+            self.skipped += 1
 
     def with_batch(
         self, past: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
-    ) -> tuple[list[Stack], Tensor, Tensor, Tensor]:
+    ) -> tuple[list[Stack], Gradients, Tensor, Tensor]:
         """The constraints of a step, G: (k, p), and g: (p,) and the loss: () of a batch of task t.
 
         For `past` and `mask`, see `EpisodicMemory.others` and `MemoryGradients.with_batch`.
@@ -293,6 +312,22 @@ class GradientMemory:
             raise KeyError(f"no examples of task {unknown[0]!r} are remembered")
         self.follow_model()
         return self.engine(self.memory.stacks(tasks)).clone()
+
+    def bytes_needed(self, tasks: int, x: Tree | None = None) -> int:
+        """What a step with so many past tasks takes, roughly, beside model, optimizer and memories.
+
+        That is gradients and activations of the tasks' memories, in bytes. `x`: (n, …) are inputs
+        of as many examples as one task has; left out, those of a task that is remembered.
+        """
+        tasks = positive_int("tasks", tasks)
+        if x is not None:
+            stack = Stack.of_batch(x, torch.zeros(len(leaves(x)[0])))
+        elif len(self.memory):
+            stack = self.memory.stacks([next(iter(self.memory))])[0]
+        else:
+            raise ValueError("nothing is remembered yet: give x, the inputs of one task's memories")
+        self.follow_model()
+        return self.engine.bytes_needed(stack, tasks)
 
     @property
     def violations(self) -> int:
@@ -442,20 +477,23 @@ class GradientMemory:
                 self.shortlist.forget()
             self._inputs.forget()
 
-    def _finite_gradients(self, past: list[Stack]) -> tuple[list[Stack], Tensor] | None:
+    def _finite_gradients(self, past: list[Stack]) -> tuple[list[Stack], Gradients] | None:
         """The constraints of a step and G: (k, p); None if it or `.grad` is not finite.
 
-        Raises then, unless such steps are skipped.
+        Raises then, unless such steps are skipped. A G that is not stored is not known yet.
         """
         on_gpu = self._weights[0].is_cuda
         grads = [w.grad for w in self._weights if w.grad is not None]
         if not on_gpu and not self._is_finite(grads):
             return None
+        G: Gradients
         if self.selects(past):
             past, G = self._most_violated(past, self._gradient())
         else:
-            G = self.engine(past)
-        if on_gpu:  # which is waited for once
+            G = self.engine.at(past)
+        if isinstance(G, GramGradients):
+            known = not on_gpu or self._is_finite(grads)
+        elif on_gpu:  # which is waited for once
             known = is_recording() or self._is_finite([*grads, G])
         else:  # the projection looks at G, and raises
             known = self.not_finite == "stop" or self._is_finite([G])
@@ -475,11 +513,13 @@ class GradientMemory:
         self.skipped += 1
         return False
 
-    def _require_finite(self, G: Tensor, g: Tensor | None) -> None:
+    def _require_finite(self, G: Gradients, g: Tensor | None) -> None:
         """Find now, before anything has changed, that an update could not be projected.
 
         On a GPU, which nothing waits for, g becomes what a step would be refused for.
         """
+        if isinstance(G, GramGradients):
+            return  # it is not known before the step
         if not G.is_cuda:
             if not G.sum().isfinite():
                 raise FloatingPointError("the gradients at the memories are not finite")
@@ -491,16 +531,8 @@ class GradientMemory:
     def _gradient(self) -> Tensor:
         return flat([w.grad for w in self._weights], self._weights)
 
-    def _size(self, G: Tensor, g: Tensor) -> Tensor:
-        """What the margin of an update is relative to: |g|, at least a tenth of the longest row.
-
-        |g| may vanish while momentum still moves the parameters.
-        """
-        longest = torch.linalg.vector_norm(G, dim=1).max()
-        return torch.maximum(g.norm(), longest / 10)
-
     @torch.no_grad()
-    def _project_gradient(self, past: list[Stack], G: Tensor, g: Tensor | None = None) -> None:
+    def _project_gradient(self, past: list[Stack], G: Gradients, g: Tensor | None = None) -> None:
         """Equation 12, on `.grad`."""
         given = self._gradient() if g is None else g
         g_tilde = self.project(given, G)
@@ -518,35 +550,53 @@ class GradientMemory:
 
     @torch.no_grad()
     def _project_update(
-        self, past: list[Stack], G: Tensor, before: list[Tensor], size: Tensor
+        self, past: list[Stack], G: Gradients, before: list[Tensor], length: Tensor
     ) -> None:
         """Take back of the step that was made what goes against a remembered task.
 
-        `before` are the parameters before it; for `size` see `_size`.
+        `before` are the parameters before it, `length` is that of the gradient.
         """
         u = flat([b - w for b, w in zip(before, self._weights, strict=True)], self._weights)
-        # The margin is in units of the gradient; under plain SGD the ratio is the learning rate.
-        scale = u.norm() / size.clamp(min=torch.finfo(size.dtype).tiny)
-        u_tilde = self.project(u, G, scale)
-        self._last = past
-        if self.project.margin:
-            u_tilde = self._project_again(u_tilde, G)
+        with self._put_back(before) if isinstance(G, GramGradients) else nullcontext():
+            # The margin is in units of the gradient; under plain SGD the ratio is the learning
+            # rate. |g| may vanish while momentum still moves the parameters.
+            size = torch.maximum(length, longest(G, u).to(length) / 10)
+            scale = u.norm() / size.clamp(min=torch.finfo(size.dtype).tiny)
+            u_tilde = self.project(u, G, scale)
+            self._last = past
+            if self.project.margin:
+                u_tilde = self._project_again(u_tilde, G)
         if u_tilde is not u:
             for w, change in zip(self._weights, split(u - u_tilde, self._weights), strict=True):
                 w.add_(change)
 
-    def _leave_out(self, optimizer: Optimizer, G: Tensor) -> None:
+    @contextmanager
+    def _put_back(self, before: list[Tensor]) -> Iterator[None]:
+        """The parameters before a step, for gradients that are computed after it.
+
+        After an error they stay.
+        """
+        after = [w.detach().clone() for w in self._weights]
+        for w, value in zip(self._weights, before, strict=True):
+            w.copy_(value)
+        yield
+        for w, value in zip(self._weights, after, strict=True):
+            w.copy_(value)
+
+    def _leave_out(self, optimizer: Optimizer, G: Gradients) -> None:
         """Zero in G what the optimizer does not change."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
         owned = {id(w) for group in optimizer.param_groups for w in group["params"]}
         if not any(id(w) in owned for w in self._weights):
             raise ValueError("optimizer must have parameters of the model, got one without any")
-        if all(id(w) in owned for w in self._weights):
-            return
-        for w, rows in rows_by_parameter(G, self._weights).items():
-            if id(w) not in owned:
-                rows.zero_()
+        others = [w for w in self._weights if id(w) not in owned]
+        if isinstance(G, GramGradients):
+            G.leave_out(others)
+        elif others:
+            rows = rows_by_parameter(G, self._weights)
+            for w in others:
+                rows[w].zero_()
 
 
 def _rows_of(past: list[Stack], tasks: Sequence[Hashable]) -> list[Stack]:

@@ -4,6 +4,7 @@ from gradmem.gradients.choice import METHODS
 from gradmem.gradients.engine import MemoryGradients
 from gradmem.gradients.examples import attach, evaluating, with_last_inputs
 from gradmem.gradients.flat import gradient, loss_gradient, parameters, set_gradient
+from gradmem.gradients.gram import Gradients, GramGradients, longest
 from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
 from gradmem.gradients.objective import Forward, Objective, Transform
@@ -12,6 +13,8 @@ __all__ = [
     "METHODS",
     "Criterion",
     "Forward",
+    "Gradients",
+    "GramGradients",
     "Inputs",
     "Loss",
     "MemoryGradients",
@@ -20,6 +23,7 @@ __all__ = [
     "attach",
     "evaluating",
     "gradient",
+    "longest",
     "loss_gradient",
     "masked",
     "parameters",

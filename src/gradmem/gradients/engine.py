@@ -1,4 +1,4 @@
-"""G: (k, p), one row per past task, by the fastest way that is exact for the network."""
+"""The gradients at past tasks' memories, by the fastest way that is exact and fits into memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-from gradmem.cuda.devices import is_recording
+from gradmem.cuda.devices import is_recording, total_memory
 from gradmem.gradients.batched import layer_without_rule, mixes_examples
 from gradmem.gradients.chain import ChainGradients, is_chain
-from gradmem.gradients.choice import METHODS, Method, choose, few_examples
+from gradmem.gradients.choice import METHODS, Method, choose, few_examples, operations
 from gradmem.gradients.flat import parameters
+from gradmem.gradients.gram import Gradients, GramGradients, check_segments
 from gradmem.gradients.loop import loop_gradients
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import PRECISIONS, computing_in
+from gradmem.gradients.segments import Segments
 from gradmem.memory.stack import Stack
 from gradmem.trees import Tree, leaves, take
 from gradmem.validation import one_of, positive_int
@@ -24,7 +26,7 @@ __all__ = ["MemoryGradients"]
 
 
 class MemoryGradients:
-    """Computes the gradients at the tasks' memories into one buffer that is used again.
+    """The gradients at the tasks' memories: G, in one buffer that is used again, or without it.
 
     Parameters
     ----------
@@ -32,12 +34,15 @@ class MemoryGradients:
         The loss that is differentiated; of a module, its cross-entropy.
     method
         "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
-        "func" (torch.func), "loop" (a pass per task), or "auto": the first of them that can be
-        used and that agrees with the loop on the first memories it is given.
+        "func" (torch.func), "loop" (a pass per task), "gram" (inner products alone; G is never
+        stored, see `GramGradients`), or "auto": the fastest of them that can be used and that
+        agrees with the loop on the first memories it is given; "gram" once G would take more than
+        `memory_limit`, or a quarter of the device's memory.
     tasks_per_chunk
         Most tasks in one pass.
     memory_limit
-        Most bytes that one pass may keep of its activations, roughly; splits it further.
+        Most bytes that one pass may keep of its activations, roughly; splits it further. With
+        "gram", what is not kept is computed again.
     precision
         "fp32": the network's own. "tf32" and "bf16" are faster on GPUs and no longer exact. (With
         "tf32", a chain's gradient of the batch is computed along, and so in the same precision.)
@@ -55,7 +60,7 @@ class MemoryGradients:
             objective = Objective(objective)
         self.objective = objective
         self.precision = one_of("precision", precision, PRECISIONS)
-        _check_method(one_of("gradients", method, ["auto", *METHODS]), objective)
+        _check_method(one_of("gradients", method, ["auto", *METHODS, "gram"]), objective)
         self._asked = method
         self.tasks_per_chunk = (
             None if tasks_per_chunk is None else positive_int("tasks_per_chunk", tasks_per_chunk)
@@ -73,12 +78,13 @@ class MemoryGradients:
         self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
         self._tried = 1  # tasks in the last pass
         self._moves_buffers = mixes_examples(self.objective.network)
+        self._segments: Segments | None = None
 
     def use(self, method: str | None) -> None:
         """Go on with the method that a state was saved with, unless one was asked for by name."""
         if method is None or self._asked != "auto" or method == self.method:
             return
-        _check_method(one_of("the state's method", method, METHODS), self.objective)
+        _check_method(one_of("the state's method", method, [*METHODS, "gram"]), self.objective)
         self.method, self._compute = method, None
 
     @property
@@ -86,10 +92,76 @@ class MemoryGradients:
         """The number of parameters that learn, p."""
         return sum(w.numel() for w in parameters(self.objective.network))
 
+    def at(self, stacks: list[Stack]) -> Gradients:
+        """G: (k, p) for the tasks in the stacks, in order, or what stands for it if it is large.
+
+        A tensor is overwritten by the next call. `GramGradients` are those at the parameters at the
+        time when they are asked for inner products.
+        """
+        if self.stores(stacks):
+            return self(stacks)
+        return GramGradients(self.objective, self._cut(stacks), stacks, self.precision)
+
+    def stores(self, stacks: list[Stack]) -> bool:
+        """Whether G is stored for these tasks."""
+        k = sum(len(stack) for stack in stacks)
+        if self.method != "gram" and self._is_too_large(k) and self._cuts_well(stacks):
+            self.method, self._compute, self._buffer = "gram", None, None
+        return self.method != "gram" or not stacks
+
+    def _is_too_large(self, k: int) -> bool:
+        """Whether "auto" does not store G: (k, p)."""
+        first = parameters(self.objective.network)[0]
+        most = self.memory_limit or total_memory(first.device) // 4
+        row = self.n_parameters * first.itemsize
+        # A limit that not even one gradient fits is one for activations.
+        return self._asked == "auto" and row <= most < k * row
+
+    def _cuts_well(self, stacks: list[Stack]) -> bool:
+        try:
+            self._cut(stacks)
+        except ValueError as error:
+            warnings.warn(f"{error}; G is stored", RuntimeWarning, stacklevel=2)
+            return False
+        return True
+
+    def _cut(self, stacks: list[Stack]) -> Segments:
+        """The network in segments, tried once on a few examples."""
+        if self._segments is None:
+            segments = self._new_segments()
+            few = few_examples(stacks) or next(stacks[0][:1].level())
+            check_segments(self.objective, segments, few)
+            self._segments = segments
+        return self._segments
+
+    def _new_segments(self) -> Segments:
+        limit, first = self.memory_limit, parameters(self.objective.network)[0]
+        if limit is None and first.is_cuda:
+            limit = total_memory(first.device) // 4
+        return Segments(self.objective.network, limit)
+
+    def bytes_needed(self, stack: Stack, tasks: int) -> int:
+        """What a step takes with so many tasks like the first of the stack, roughly.
+
+        Gradients of the tasks, and activations; before a way is chosen, those of all tasks at once.
+        """
+        activations = bytes_per_task(self.objective, stack)
+        if self.method == "gram" or self._is_too_large(tasks):
+            segments = self._new_segments()
+            kept = tasks * activations
+            if segments.limit is not None:
+                kept = min(kept, segments.limit + activations)
+            return GramGradients.bytes_needed(segments, tasks) + kept
+        limit = self.memory_limit or tasks * activations
+        most = self.tasks_per_chunk or tasks
+        at_once = 1 if self.method == "loop" else max(1, min(tasks, most, limit // activations))
+        row = self.n_parameters * parameters(self.objective.network)[0].itemsize
+        return tasks * row + at_once * activations
+
     def __call__(self, stacks: list[Stack]) -> Tensor:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
         G = self._rows(sum(len(stack) for stack in stacks))
-        compute = self._ready(stacks)
+        compute = loop_gradients if self.method == "gram" else self._ready(stacks)
         with torch.enable_grad(), computing_in(self.precision, G.device):
             start = 0
             for stack in stacks:
@@ -99,7 +171,7 @@ class MemoryGradients:
 
     def with_batch(
         self, stacks: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Gradients, Tensor, Tensor]:
         """G: (k, p) as above, then g: (p,) and () of a batch x: (n, …), y: (n, …) of task t.
 
         These are the gradient of its mean loss and that loss. `mask`: (classes,) says which outputs
@@ -107,10 +179,12 @@ class MemoryGradients:
         """
         batch = Stack.of_batch(x, y, mask, t)
         k = sum(len(stack) for stack in stacks)
-        g = self._rows(1).new_empty((1, self._rows(1).shape[1]))
+        g = parameters(self.objective.network)[0].new_empty((1, self.n_parameters))
+        if not self.stores(stacks):
+            return self.at(stacks), *self._batch_alone(batch, g)
         # Alone, a batch takes the loop whatever was chosen since: a learner that is put back to its
         # start does what a new one does, to the last bit.
-        alone = self._asked == "auto" and not stacks
+        alone = self._asked in ("auto", "gram") and not stacks
         compute = loop_gradients if alone else self._ready([*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
         if isinstance(compute, ChainGradients) and whole:
@@ -147,7 +221,8 @@ class MemoryGradients:
                 few = few_examples(stacks)
                 if few is None:
                     return loop_gradients
-                self.method = choose(self.objective, few, self.precision)
+                work = max(operations(self.objective, stack) for stack in stacks)
+                self.method = choose(self.objective, few, self.precision, work)
             self._compute = METHODS[self.method]()
         return self._compute
 
@@ -241,7 +316,7 @@ def bytes_per_task(objective: Objective, stack: Stack) -> int:
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep its own graph alive
 
     copied = objective.copied()
     x = take(stack.x, 0)

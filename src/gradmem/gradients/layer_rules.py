@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradmem.cuda.devices import side_by_side
 from gradmem.gradients.batch_norm import normalise_by_task, sums_by_task
+from gradmem.gradients.thin import cut, padded_to, padded_weight, wide
 
 __all__ = ["FORWARDS", "RULES", "Rule", "rule_for"]
 
@@ -25,6 +27,8 @@ Forward = Callable[[Any, Tensor, int], Tensor]
 
 #: Layer type → its rule.
 RULES: dict[type[nn.Module], Rule] = {}
+#: The same for layers of libraries that are not imported, by module and name.
+NAMED: dict[str, Rule] = {}
 #: Layer type → whether the rule fits a layer's options; layers not listed always do.
 FITS: dict[type[nn.Module], Callable[[Any], bool]] = {}
 #: Layer type → its forward pass task by task, where examples of different tasks must not mix.
@@ -34,7 +38,12 @@ FORWARDS: dict[type[nn.Module], Forward] = {}
 def rule_for(layer: nn.Module) -> Rule | None:
     """The rule for a layer, if there is one and the layer computes what the rule knows."""
     kind = registered(layer)
-    return None if kind is None else RULES[kind]
+    if kind is not None:
+        return RULES[kind]
+    name = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    if name.startswith("transformers.") and not any(True for _ in layer.children()):
+        return NAMED.get(name, again)
+    return None
 
 
 def registered(layer: nn.Module) -> type[nn.Module] | None:
@@ -85,6 +94,17 @@ def linear(layer: nn.Linear, x: Tensor, grad: Tensor, out: Mapping[str, Tensor],
         write(out["bias"], grad.sum(1), beta)
 
 
+def transposed_linear(
+    layer: Any, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
+) -> None:
+    """For a linear layer whose weight is (inputs, outputs)."""
+    swapped = {**out, "weight": out["weight"].mT} if "weight" in out else out
+    linear(layer, x, grad, swapped, beta)
+
+
+NAMED["transformers.pytorch_utils.Conv1D"] = transposed_linear
+
+
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(
     layer: nn.Conv2d, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
@@ -99,16 +119,24 @@ def convolution(
         x = F.pad(x, layer._reversed_padding_repeated_twice)
         padding = (0,) * dims
     wanted = [False, "weight" in out, "bias" in out]
-    x, weights = x.to(grad.dtype), layer.weight.to(grad.dtype)  # bf16 activations
-    for i in range(len(x)):
+    x = x.to(grad.dtype)  # bf16 activations
+    weights: Tensor = layer.weight
+    if grad.shape[2] != layer.out_channels or x.shape[2] != layer.in_channels:
+        x = padded_to(x.flatten(0, 1), wide(layer.in_channels)).unflatten(0, grad.shape[:2])
+        weights = padded_weight(layer)
+    weights = weights.to(grad.dtype)
+
+    def of_task(i: int) -> None:
         _, weight, bias = torch.ops.aten.convolution_backward(
-            grad[i], x[i], weights, [layer.out_channels], layer.stride, padding,
+            grad[i], x[i], weights, [len(weights)], layer.stride, padding,
             layer.dilation, False, [0] * dims, layer.groups, wanted,
         )  # fmt: skip
         if weight is not None and wanted[1]:
-            write(out["weight"][i], weight, beta)
+            write(out["weight"][i], cut(weight, out["weight"][i].shape), beta)
         if bias is not None and wanted[2]:
-            write(out["bias"][i], bias, beta)
+            write(out["bias"][i], cut(bias, out["bias"][i].shape), beta)
+
+    side_by_side(of_task, len(x), x.device)
 
 
 @rule(nn.Embedding, fits=lambda e: e.max_norm is None and not e.scale_grad_by_freq)
@@ -132,6 +160,14 @@ def layer_norm(
     affine(normal, grad, out, beta, over=range(1, x.ndim - len(layer.normalized_shape)))
 
 
+@rule(nn.RMSNorm)
+def rms_norm(
+    layer: nn.RMSNorm, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
+) -> None:
+    normal = F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
+    affine(normal, grad, out, beta, over=range(1, x.ndim - len(layer.normalized_shape)))
+
+
 @rule(nn.GroupNorm)
 def group_norm(
     layer: nn.GroupNorm, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
@@ -144,7 +180,7 @@ def group_norm(
 def batch_norm(
     layer: nn.BatchNorm2d, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
 ) -> None:
-    by_weight, by_bias = sums_by_task(layer, x, grad)
+    by_weight, by_bias = sums_by_task(layer, x[:, :, : grad.shape[2]], grad)
     if "weight" in out:
         write(out["weight"], by_weight, beta)
     if "bias" in out:
@@ -154,6 +190,17 @@ def batch_norm(
 @by_task(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm_by_task(layer: nn.BatchNorm2d, x: Tensor, k: int) -> Tensor:
     return normalise_by_task(layer, x, k)
+
+
+def again(layer: nn.Module, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int) -> None:
+    """For a small layer that could be anything, as a norm: it is computed again, task by task."""
+    own = dict(layer.named_parameters(recurse=False))
+    for i in range(len(x)):
+        with torch.enable_grad():
+            y = type(layer).forward(layer, x[i].detach())
+        grads = torch.autograd.grad(y, [own[name] for name in out], grad[i])
+        for name, gradient in zip(out, grads, strict=True):
+            write(out[name][i], gradient, beta)
 
 
 def affine(normal: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int, over: Any) -> None:

@@ -87,7 +87,7 @@ class Criterion:
         if self._elements is not None and not self._means:
             values, weights = self._parts(outputs, y)
             return values.sum() / weights.sum()
-        loss = self.loss(outputs, y)
+        loss = self.loss(*self._by_position(outputs, y))
         if not isinstance(loss, Tensor):
             raise TypeError(f"loss must give a tensor, got {type(loss).__name__}")
         if loss.ndim and len(loss) % size(y):  # several per example may be in one row
@@ -139,8 +139,9 @@ class Criterion:
         return y.long() if whole else y
 
     def _parts(self, outputs: Tensor, y: Tree) -> tuple[Tensor, Tensor]:
-        """The elements of a torch loss, and what each counts in the mean: (n, …) both."""
+        """The elements of a torch loss, and what each counts in the mean: (n, …) or (n·…) both."""
         assert self._elements is not None
+        outputs, y = self._by_position(outputs, y)
         values = self._elements(outputs, y)
         if not self.is_cross_entropy or y.is_floating_point():
             return values, torch.ones_like(values)
@@ -148,6 +149,18 @@ class Criterion:
         if self.class_weights is not None:
             counts = counts * self.class_weights[y.clamp(min=0)].to(values.dtype)
         return values, counts
+
+    def _by_position(self, outputs: Any, y: Tree) -> tuple[Any, Tree]:
+        """Logits (n, classes, …) of a class id at each position as (n·…, classes), y as (n·…).
+
+        Only where the classes of a position are next to each other in memory, as those of a
+        language model are: cross-entropy is the same then and several times faster.
+        """
+        if not self.is_cross_entropy or outputs.ndim < 3 or y.ndim != outputs.ndim - 1:
+            return outputs, y
+        if outputs.stride(1) != 1:
+            return outputs, y
+        return outputs.movedim(1, -1).flatten(0, -2), y.flatten()
 
     def _ratio(self, values: Tensor, weights: Tensor, stack: Stack) -> Tensor:
         """Each task's Σ values / Σ weights over its filled slots."""

@@ -1,1 +1,1 @@
-"""Other libraries' trainers and aggregators with gradmem inside; each file needs its library."""
+"""GEM inside other libraries' training loops: one file per library, imported by name."""

@@ -28,7 +28,8 @@ class AGEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
+    seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.

@@ -31,7 +31,8 @@ class GEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
+    seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -112,14 +113,14 @@ class GEM(Learner):
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
             set_gradient(self.network, g)
-            if chosen and self.constraints.constrain == "update" and not g.is_cuda:
+            if chosen and self.constraints.constrain == "update" and not self.graphed.records(x):
                 self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
             return loss, past, G, g
 
-        if self.constraints.selects(past):
-            self.graphed.enabled = False  # which constraints there are differs from step to step
+        if self.constraints.selects(past) or not self.constraints.engine.stores(past):
+            self.graphed.enabled = False  # what is computed differs from step to step
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
@@ -133,7 +134,7 @@ class GEM(Learner):
 
     @property
     def gradients(self) -> str:
-        """How the gradients at the memories are computed: chain, batched, func, loop."""
+        """How the gradients at the memories are computed: chain, batched, func, loop, gram."""
         return self.constraints.engine.method or "auto"
 
     def statistics(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class ICaRL(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
+    seed, graphs
         See `Learner`. An example's features are what goes into the linear layer that comes last as
         the network computes; the outputs, if there is none. All inputs have one shape.
     distillation

@@ -26,7 +26,8 @@ class Independent(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, not_finite, seed,
+    graphs
         See `Learner`. The network is the pattern of all others and is not trained itself.
     start
         What a new task's network starts from: "copy" of the one trained last, or "random" weights.

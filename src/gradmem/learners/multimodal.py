@@ -25,7 +25,8 @@ class Multimodal(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, not_finite, seed,
+    graphs
         See `Learner`. The network is an `nn.Sequential`; its first layer becomes the pattern of
         the tasks' input layers, the rest is shared.
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.memory.policies import POLICIES, Features, Losses, Offer, Policy, Row
+from gradmem.memory.policies import (
+    POLICIES,
+    Features,
+    Gradients,
+    Losses,
+    Offer,
+    Policy,
+    Row,
+)
 from gradmem.memory.rows import Rows
 from gradmem.memory.stack import Stack
 from gradmem.trees import Kind, Tree, check, concatenate, kind, size, take, to, tree_map
@@ -64,7 +72,8 @@ class EpisodicMemory:
         Which examples of a task: "last" (the paper's), "first", "reservoir" (a uniform sample),
         "balanced" (equally many of each class), "herding" (whose mean features are close to those
         of all), "k-centre" (far apart in their features), "loss" (a sample weighted by the loss),
-        or a `Policy` of your own.
+        or a `Policy`: one of your own, or one with a setting, as `KCentre("gradients")` of
+        `gradmem.memory.policies`.
     seed
         Of a policy's random choices; the global generator is left alone.
     groups
@@ -133,6 +142,7 @@ class EpisodicMemory:
         self._generator = torch.Generator().manual_seed(non_negative_int("seed", seed))
         self._features: Features | None = None
         self._losses: Losses | None = None
+        self._gradients: Gradients | None = None
         self._start()
 
     def _start(self) -> None:
@@ -141,8 +151,13 @@ class EpisodicMemory:
         self._version = 0  # changes with where examples lie, and how many others there are
         self._others: tuple[Hashable, list[Stack]] | None = None
 
-    def attach(self, features: Features | None = None, losses: Losses | None = None) -> None:
-        """Say how a policy gets the features and losses of examples; learners do it themselves.
+    def attach(
+        self,
+        features: Features | None = None,
+        losses: Losses | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
+        """Say how a policy gets what a network makes of examples; learners do it themselves.
 
         Parameters
         ----------
@@ -150,8 +165,10 @@ class EpisodicMemory:
             x, t → (n, …). Without it, a policy takes the inputs themselves.
         losses
             x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
+        gradients
+            x, t, y, mask → (n, q), by the weights that a policy is to compare examples by.
         """
-        self._features, self._losses = features, losses
+        self._features, self._losses, self._gradients = features, losses, gradients
 
     def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
         """A memory with the same settings to which these were added, task → (x, y).
@@ -180,7 +197,7 @@ class EpisodicMemory:
         """Raise what `add` would raise, and change nothing."""
         known = self._places[t][0].kind if t in self._places else None
         plain = isinstance(x, Tensor) and isinstance(y, Tensor)  # the usual case, looked at at once
-        if plain and known == (kind(x), kind(y)) and len(x) == len(y) > 0:
+        if plain and known == (kind(x), kind(y)) and size(x) == size(y) > 0:
             return
         if (n := check("x", x)) != (labels := check("y", y)):
             raise ValueError(f"x and y must be equally many, got {n} inputs and {labels} labels")
@@ -219,7 +236,7 @@ class EpisodicMemory:
             self._version += 1  # it is among the others of its own task, too
 
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
-        return Offer(x, y, t, mask, self._features, self._losses)
+        return Offer(x, y, t, mask, self._features, self._losses, self._gradients)
 
     def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Find a row for a task that was not observed before."""

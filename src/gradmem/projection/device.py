@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradmem.projection import kernels
 
-__all__ = ["project_on_device", "weights_on_device"]
+__all__ = ["products_on_device", "project_on_device", "weights_on_device"]
 
 #: Tasks from which on a few are tried first, and how many: what fills a block of 32 with g.
 CHOOSE_FROM, CHOSEN = 48, 31
@@ -25,7 +25,7 @@ MOST = 127
 #: How far a solution may be off, relative to |g| and a constraint's length.
 TOLERANCE = 1e-9
 #: Rows in a kernel's block → columns in it, programs, warps: measured on an H200.
-GRAM = {16: (16, 264, 4), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
+GRAM = {16: (16, 528, 2), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
 PRODUCTS = (16, 64, 66, 4)  # with the rows of a program
 APPLY = {16: (64, 264, 4), 32: (64, 264, 4), 64: (64, 264, 4), 128: (32, 264, 4)}
 
@@ -56,6 +56,15 @@ def project_on_device(
     step.judge()
     step.solve(step.problem(flagged=True), flagged=True)
     return step.apply(out=g_tilde), step.weights[1]
+
+
+def products_on_device(G: Tensor, g: Tensor) -> Tensor:
+    """[GGᵀ, Gg]: (k, k + 1) in double precision, for G: (k, p) and g: (p,)."""
+    if g.itemsize < 4 or G.itemsize < 4:
+        g, G = g.float(), G.float()
+    nothing = torch.empty(0, device=g.device)  # margin and counts, of which there are none
+    step = _Step(g.contiguous(), G.contiguous(), nothing, False, nothing)
+    return step.problem() if step.k <= MOST else step.large_problem()
 
 
 def weights_on_device(

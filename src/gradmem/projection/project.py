@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,12 +13,24 @@ from gradmem.projection.host import project_on_host
 from gradmem.projection.inner import Counts, Projected, weights_on_host
 from gradmem.validation import non_negative, non_negative_int, one_of
 
-__all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "project", "solve_dual"]
+__all__ = ["BOUNDS", "MARGIN_RULES", "Projection", "Unstored", "project", "solve_dual"]
 
 MARGIN_RULES = ("shift", "floor")
 #: How far `project` may be off on a CPU, by the coarser dtype of g and G; see `project`.
 BOUNDS = {torch.float32: 2e-5, torch.float64: 2e-11}
 COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_steps")
+
+
+class Unstored(Protocol):
+    """What a projection needs of a G: (k, p) that is not stored."""
+
+    def products(self, z: Tensor, /) -> tuple[Tensor, Tensor]:
+        """GGᵀ: (k, k) and Gz: (k,) in double precision, for z: (p,)."""
+        ...
+
+    def combine(self, v: Tensor, /) -> Tensor:
+        """The last z plus Gᵀv: (p,) for v: (k,)."""
+        ...
 
 
 def project(g: Tensor, G: Tensor, margin: float = 0.0, margin_rule: str = "shift") -> Tensor:
@@ -126,9 +140,14 @@ class Projection:
         self._device: Tensor | None = None
         self.last: Projected | None = None
 
-    def __call__(self, g: Tensor, G: Tensor, scale: Tensor | None = None) -> Tensor:
-        """g̃: (p,) for g: (p,) and G: (k, p); the margin is multiplied by `scale`: ()."""
+    def __call__(self, g: Tensor, G: Tensor | Unstored, scale: Tensor | None = None) -> Tensor:
+        """g̃: (p,) for g: (p,) and G: (k, p); the margin is multiplied by `scale`: ().
+
+        A G that is not stored is waited for.
+        """
         self.last = None
+        if not isinstance(G, Tensor):
+            return self._from_products(g, G, scale)
         if G.shape[0] == 0 or G.shape[1] == 0:
             return g
         if g.is_cuda and has_triton():
@@ -137,6 +156,14 @@ class Projection:
         g_tilde, counts, self.last = project_on_host(g, G, margin, self.margin_rule)
         self._count(counts)
         return g_tilde
+
+    def _from_products(self, g: Tensor, G: Unstored, scale: Tensor | None) -> Tensor:
+        GGt, Gg = G.products(g)
+        length = torch.linalg.vector_norm(g, dtype=torch.float64)
+        weights = self.weights(GGt, Gg, length.square(), scale)
+        if weights.isnan().any():
+            raise FloatingPointError("the gradients at the memories are not finite")
+        return G.combine(weights) if weights.any() else g
 
     def weights(self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None = None) -> Tensor:
         """The weights w: (k,) of g̃ = g + Gᵀw, from inner products alone.

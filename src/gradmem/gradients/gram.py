@@ -1,0 +1,249 @@
+"""GGᵀ, Gg and Gᵀv without G: the gradients at the memories, for models of many parameters.
+
+All tasks' backward passes go through the network side by side, segment by segment. As soon as a
+parameter's gradients at all tasks are there, their inner products are added to GGᵀ and Gg, and the
+gradients are dropped. For Gᵀv, the segments whose gradients were dropped are differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gradmem.cuda.devices import has_triton
+from gradmem.gradients.examples import evaluating
+from gradmem.gradients.flat import parameters, split
+from gradmem.gradients.loop import loop_gradients, task_losses
+from gradmem.gradients.objective import Objective
+from gradmem.gradients.precision import computing_in
+from gradmem.gradients.segments import Call, Pass, Segments
+from gradmem.memory.stack import Stack
+from gradmem.projection.blocks import inner_products
+
+__all__ = ["Gradients", "GramGradients", "check_segments", "longest"]
+
+#: Gradients of tasks are kept for Gᵀv up to this many times the size of the parameters.
+COPIES = 3
+
+
+class GramGradients:
+    """The gradients at k tasks' memories, at the parameters as they are, without storing them.
+
+    Parameters
+    ----------
+    objective
+        The loss that is differentiated.
+    segments
+        The network of the objective, cut into segments.
+    stacks
+        The tasks' memories.
+    precision
+        Of the passes; see `MemoryGradients`. Inner products are summed in double precision.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        segments: Segments,
+        stacks: Sequence[Stack],
+        precision: str = "fp32",
+    ) -> None:
+        self.objective, self.segments, self.stacks = objective, segments, stacks
+        self.precision = precision
+        self.weights = parameters(objective.network)
+        self._left_out: set[int] = set()
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._rows: dict[nn.Parameter, Tensor] = {}  # gradients (k, n) that are kept
+        self._done: set[nn.Parameter] = set()
+        self._left = COPIES * sum(w.numel() * w.itemsize for w in self.weights)
+        self._again: list[tuple[int, Call]] = []  # what Gᵀv takes, with the tasks' places
+
+    def __len__(self) -> int:
+        return sum(len(stack) for stack in self.stacks)
+
+    def products(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """GGᵀ: (k, k) and Gz: (k,) for z: (p,), summed in double precision.
+
+        Known without a pass for the z that was asked for last, and for what `combine` made of it.
+        """
+        if self._known is not None and self._known[0] is z:
+            return self._known[1:]
+        GGt, Gz = self._passed(z)
+        self._known = z, GGt, Gz
+        return GGt, Gz
+
+    def _passed(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        while True:
+            self._start()
+            try:
+                with torch.enable_grad(), computing_in(self.precision, z.device):
+                    return self._products(z)
+            except _SharedError as error:  # found out once
+                self.segments.shared.add(error.weight)
+
+    def leave_out(self, weights: Iterable[nn.Parameter]) -> None:
+        """Take these parameters' gradients as zero."""
+        self._left_out = {id(w) for w in weights}
+
+    def _products(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        k = len(self)
+        parts = dict(zip(self.weights, split(z, self.weights), strict=True))
+        total = torch.zeros((k, k + 1), dtype=torch.float64, device=z.device)
+        passes = self._forward()
+        calls = [(place, i) for place, one in enumerate(passes) for i in range(one.remaining)]
+        users = Counter(w for place, i in calls for w in passes[place].calls[i].weights)
+        for place, i in sorted(calls, key=lambda call: (-call[1], call[0])):
+            one = passes[place]
+            self.segments.back(one, i, place, self._note)
+            users.subtract(one.calls[i].weights)
+            for w in one.calls[i].weights:
+                if not users[w] and w not in self.segments.shared:
+                    self._finish(w, parts[w], total)
+            self._again.append((place, one.calls[i]))
+            if place == k - 1:
+                self._let_go()
+        for w in self.weights:
+            if w not in self._done:
+                self._finish(w, parts[w], total, keep=True)
+        self._let_go()
+        return total[:, :k], total[:, k]
+
+    def _let_go(self) -> None:
+        """Free the segments whose gradients are all kept: Gᵀv takes nothing more of them."""
+        for _, call in self._again:
+            if not any(self._is_dropped(w) or w not in self._done for w in call.weights):
+                call.let_go()
+
+    def _forward(self) -> list[Pass]:
+        """All tasks' forward passes, and their backward passes down to where they go on together.
+
+        A segment that gives more than it has parameters is left behind at once: what its outputs
+        would take until all tasks are there is more than its gradients take.
+        """
+        passes: list[Pass] = []
+        self.segments.kept = 0
+        for loss in (loss for stack in self.stacks for loss in task_losses(self.objective, stack)):
+            one, place = self.segments.forward(loss), len(passes)
+            self.segments.end(one, place, self._note)
+            one.remaining = len(one.calls)
+            while one.remaining and _gives_more(call := one.calls[one.remaining - 1]):
+                one.remaining -= 1
+                self.segments.shared.update(call.weights)
+                self.segments.back(one, one.remaining, place, self._note)
+                call.let_go()
+            passes.append(one)
+        return passes
+
+    def _note(self, w: nn.Parameter, place: int, gradient: Tensor) -> None:
+        if id(w) in self._left_out:
+            return
+        if w in self._done:
+            raise _SharedError(w)
+        if w not in self._rows:
+            self._rows[w] = w.new_zeros((len(self), w.numel()))
+        self._rows[w][place] += gradient.reshape(-1)
+
+    def _finish(self, w: nn.Parameter, z: Tensor, total: Tensor, keep: bool = False) -> None:
+        """Add a parameter's part of the inner products, and drop its gradients if they are many."""
+        self._done.add(w)
+        rows = self._rows.get(w)
+        if rows is None:
+            return
+        _add_products(total, rows, z.reshape(-1))
+        if not keep and rows.nbytes > self._left:
+            del self._rows[w]
+        elif not keep:
+            self._left -= rows.nbytes
+
+    def combine(self, v: Tensor) -> Tensor:
+        """The z that `products` was asked for last, plus Gᵀv: (p,) for v: (k,)."""
+        assert self._known is not None
+        z, GGt, Gz = self._known
+        out = z.clone()
+        v = v.to(GGt)
+        parts = dict(zip(self.weights, split(out, self.weights), strict=True))
+        for w, rows in self._rows.items():
+            parts[w].add_((v.to(rows.dtype) @ rows).view_as(w))
+        with torch.enable_grad(), computing_in(self.precision, out.device):
+            for place, call in self._again:
+                weights = [w for w in call.weights if self._is_dropped(w)]
+                if weights and call.gradients:
+                    found = call.differentiate(weights, v[place])
+                    for w, gradient in zip(weights, found, strict=True):
+                        if gradient is not None:
+                            parts[w].add_(gradient)
+
+        self._known = out, GGt, Gz + GGt @ v
+        return out
+
+    def _is_dropped(self, w: nn.Parameter) -> bool:
+        return w not in self._rows and id(w) not in self._left_out
+
+    @staticmethod
+    def bytes_needed(segments: Segments, tasks: int) -> int:
+        """What the gradients of so many tasks take: those kept, and those of the largest part."""
+        sizes = [sum(w.nbytes for w in module.parameters()) for module in segments.modules]
+        total = sum(w.nbytes for w in segments.weights)
+        return min(COPIES, tasks) * total + tasks * max([0, *sizes])
+
+
+#: G: (k, p), stored or not.
+Gradients = Tensor | GramGradients
+
+
+def longest(G: Gradients, z: Tensor) -> Tensor:
+    """The length of the longest row of G: (); if it is not stored, found along with Gz."""
+    if isinstance(G, GramGradients):
+        GGt, _ = G.products(z)
+        return GGt.diagonal().max().sqrt()
+    length: Tensor = torch.linalg.vector_norm(G, dim=1).max()
+    return length
+
+
+def check_segments(objective: Objective, segments: Segments, few: Stack) -> None:
+    """Refuse a network that does not give in segments what it gives as a whole, at few examples."""
+    weights = segments.weights
+    rows = weights[0].new_empty((len(few), sum(w.numel() for w in weights)))
+    with evaluating(objective.network), computing_in("fp32", rows.device):
+        with torch.enable_grad():
+            loop_gradients(objective, few, rows)
+        gram = GramGradients(objective, segments, [few])
+        GGt, Gg = gram.products(rows[0])
+        found = gram.combine(torch.ones_like(Gg))
+    expected = rows.double() @ rows.T.double()
+    pairs = [(GGt, expected), (Gg, expected[:, 0]), (found, rows[0] + rows.sum(0))]
+    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max())) for a, b in pairs):
+        raise ValueError(
+            'gradients="gram" does not fit this network, whose modules hand tensors to each other '
+            'in other ways than by inputs and outputs: "loop" takes any'
+        )
+
+
+class _SharedError(Exception):
+    """A parameter's gradients were taken to be complete too early."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self.weight = weight
+
+
+def _gives_more(call: Call) -> bool:
+    """Whether what a segment gives takes more memory than its parameters."""
+    given = sum(leaf.nbytes for leaf in call.outputs)
+    return given > sum(w.nbytes for w in call.weights)
+
+
+def _add_products(total: Tensor, rows: Tensor, z: Tensor) -> None:
+    """Add rows rowsᵀ and rows z to total: (k, k + 1), for rows: (k, n) and z: (n,)."""
+    k = len(rows)
+    if rows.is_cuda and has_triton():
+        from gradmem.projection.device import products_on_device
+
+        total += products_on_device(rows, z)
+        return
+    total += inner_products(rows, z)[:k]
