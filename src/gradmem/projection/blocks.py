@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from gradmem.projection.threads import one_thread
+
 __all__ = ["add_rows", "inner_products"]
 
 #: Numbers that are in double precision at a time: they stay in a processor's cache.
@@ -30,20 +32,14 @@ def inner_products(G: Tensor, g: Tensor, rows: Tensor | None = None) -> Tensor:
     n, p = len(G) if rows is None else len(rows), len(g)
     if G.device.type != "cpu":
         return _products(G, g, rows)
-    # Each thread has columns of its own. Were every small product shared out, threads would wait
-    # for each other thousands of times, which takes ten times as long where cores are busy.
-    threads = torch.get_num_threads()
-    shares = max(1, min(threads, (n + 1) * p // SHARE))
-    edges = [p * i // shares for i in range(shares + 1)]
-    columns = [slice(*pair) for pair in itertools.pairwise(edges)]
-    torch.set_num_threads(1)
-    try:
+    with one_thread() as threads:
+        shares = max(1, min(threads, (n + 1) * p // SHARE))
         if shares == 1:
             return _products(G, g, rows)
+        edges = [p * i // shares for i in range(shares + 1)]
+        columns = [slice(*pair) for pair in itertools.pairwise(edges)]
         with ThreadPoolExecutor(shares, "gradmem", torch.set_num_threads, (1,)) as pool:
             parts = list(pool.map(lambda c: _products(G[:, c], g[c], rows), columns))
-    finally:
-        torch.set_num_threads(threads)  # also what threads to come start with
     return torch.stack(parts).sum(0)
 
 

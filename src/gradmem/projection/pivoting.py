@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from gradmem.projection.dual import solve
+from gradmem.projection.threads import one_thread
 
 __all__ = ["solve_all"]
 
@@ -25,6 +28,11 @@ def solve_all(A: Tensor, B: Tensor) -> Tensor:
     Cholesky factorisation each, until none is wrong: a few times, whatever m is, if A is not nearly
     singular. Where that takes too long the problem is solved by itself, on the CPU.
     """
+    with one_thread() if A.device.type == "cpu" else nullcontext():
+        return _solve_all(A, B)
+
+
+def _solve_all(A: Tensor, B: Tensor) -> Tensor:
     size = B.abs().amax(1, keepdim=True)
     B = B / torch.where(size > 0, size, 1.0)
     V = torch.zeros_like(B)
