@@ -35,8 +35,11 @@ def boundary_groups() -> boundaries.Groups:
 
 
 def descriptor_rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = kept("descriptors/descriptors")["rows"]
-    return rows
+    """The rows of all files, the oracle after the other networks."""
+    rows = kept("descriptors/descriptors")["rows"]
+    order = list(dict.fromkeys((row["stream"], row["learner"]) for row in rows))
+    rows += kept("descriptors/oracle")["rows"]
+    return sorted(rows, key=lambda row: order.index((row["stream"], row["learner"])))
 
 
 #: Name → a table.
