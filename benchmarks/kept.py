@@ -35,10 +35,10 @@ def boundary_groups() -> boundaries.Groups:
 
 
 def descriptor_rows() -> list[dict[str, Any]]:
-    """The rows of all files, the oracle after the other networks."""
+    """The rows of all files, the oracle and random descriptions after the other networks."""
     rows = kept("descriptors/descriptors")["rows"]
     order = list(dict.fromkeys((row["stream"], row["learner"]) for row in rows))
-    rows += kept("descriptors/oracle")["rows"]
+    rows += kept("descriptors/oracle")["rows"] + kept("descriptors/random")["rows"]
     return sorted(rows, key=lambda row: order.index((row["stream"], row["learner"])))
 
 
