@@ -5,16 +5,17 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import gradmem as gm
-from tests.networks import CLASSES, Transformer
+from tests.networks import CLASSES, Residual, Transformer
 
 #: Processes that are started; groups of fewer are the first ones of them.
 MOST = 4
@@ -104,11 +105,10 @@ def everything(memory, n):
     found = [None] * n
     own = {t: memory.memory[t] for t in memory.memory}
     dist.all_gather_object(found, own, group=GROUPS[n])
-    tasks = {t: None for one in found for t in one}
-    joined = {
-        t: tuple(torch.cat(parts) for parts in zip(*(one[t] for one in found if t in one)))
-        for t in tasks
-    }
+    joined = {}
+    for t in dict.fromkeys(t for one in found for t in one):
+        parts = [one[t] for one in found if t in one]
+        joined[t] = [torch.cat(part) for part in zip(*parts, strict=True)]
     alone = gm.EpisodicMemory(memories=1000)
     for t, (x, y) in joined.items():
         alone.add(x, t, y)
@@ -120,27 +120,35 @@ def whole(w, rank=0):
     return w.full_tensor() if hasattr(w, "full_tensor") else w.detach().clone()
 
 
-def same_step(model, module, memory, kind, rank, n, constrain, tolerance=1e-6):
-    """A step of n processes is that of one process with all their memories, to 1e-6."""
+def same_steps(model, module, memory, kind, rank, n, constrain, steps=3):
+    """Steps of n processes are those of one process with all their memories, to 1e-6.
+
+    From the second step on, tasks are copied to one process under DDP.
+    """
     alone_model = made(kind)
     alone = gm.GradientMemory(
         alone_model, memory=everything(memory, n), margin=0.3, constrain=constrain
     )
-    x, y = examples(kind, 6, 999 + rank)
-    (-F.cross_entropy(model(x), y)).backward()  # goes against what is remembered
-    for w, other in zip(module.parameters(), alone_model.parameters(), strict=True):
-        other.grad = whole(w.grad)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
-    one = torch.optim.SGD(alone_model.parameters(), lr=0.5, momentum=0.9)
-    memory.step(optimizer, "new")
-    alone.step(one, "new")
-    for w, other in zip(module.parameters(), alone_model.parameters(), strict=True):
-        torch.testing.assert_close(whole(w.grad), other.grad, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(whole(w), other.detach(), rtol=tolerance, atol=tolerance)
-    assert set(memory.last.tasks) == set(PARTS)
-    assert set(memory.last.violated) == set(alone.last.violated)
-    assert memory.last.violated, "nothing was projected"
-    return memory
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    one = torch.optim.SGD(alone_model.parameters(), lr=0.05, momentum=0.9)
+    for i in range(steps):
+        x, y = examples(kind, 6, 999 + 10 * i + rank)
+        optimizer.zero_grad()
+        (-F.cross_entropy(model(x), y)).backward()  # goes against what is remembered
+        for w, other in zip(module.parameters(), alone_model.parameters(), strict=True):
+            other.grad = whole(w.grad)
+        memory.step(optimizer, "new")
+        alone.step(one, "new")
+        for w, other in zip(module.parameters(), alone_model.parameters(), strict=True):
+            torch.testing.assert_close(whole(w.grad), other.grad, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(whole(w), other.detach(), rtol=1e-6, atol=1e-6)
+        assert set(memory.last.tasks) == set(PARTS)
+        assert set(memory.last.violated) == set(alone.last.violated)
+        assert memory.last.violated, "nothing was projected"
+        assert agreed(memory.project.last.v, n)
+        with torch.no_grad():  # what rounding did to the one does not grow
+            for w, other in zip(module.parameters(), alone_model.parameters(), strict=True):
+                other.copy_(whole(w))
 
 
 def agreed(numbers, n):
@@ -150,31 +158,319 @@ def agreed(numbers, n):
     return all(one == found[0] for one in found)
 
 
+def group_sizes(rank):
+    """The numbers of processes, of those groups that this process is in."""
+    return [n for n in range(1, MOST + 1) if rank < n]
+
+
+def ddp(module, n):
+    return DistributedDataParallel(module, process_group=GROUPS[n])
+
+
+def vector(module):
+    return torch.cat([whole(w).flatten() for w in module.parameters()])
+
+
 @check
-def ddp_gives_the_step_of_one_process(rank, folder):
-    for n in range(1, MOST + 1):
+def ddp_takes_the_steps_of_one_process(rank, folder):
+    for n in group_sizes(rank):
         for kind in MODELS:
             for constrain in ("gradient", "update"):
-                if rank >= n:
-                    continue
                 module = made(kind)
-                model = DDP(module, process_group=GROUPS[n])
+                model = ddp(module, n)
                 memory = gm.GradientMemory(model, memories=100, margin=0.3, constrain=constrain)
                 fill(memory, kind, rank, n)
-                same_step(model, module, memory, kind, rank, n, constrain)
-                assert agreed(memory.project.last.v, n)
-                assert agreed(torch.cat([w.detach().flatten() for w in module.parameters()]), n)
+                same_steps(model, module, memory, kind, rank, n, constrain)
+                assert agreed(vector(module), n)
 
 
 @check
-def fsdp_gives_the_step_of_one_process(rank, folder):
-    for n in range(1, MOST + 1):
+def fsdp_takes_the_steps_of_one_process(rank, folder):
+    for n in group_sizes(rank):
         for kind in MODELS:
             for constrain in ("gradient", "update"):
-                if rank >= n:
-                    continue
                 model = sharded(made(kind), n)
                 memory = gm.GradientMemory(model, memories=100, margin=0.3, constrain=constrain)
                 fill(memory, kind, rank, n)
-                same_step(model, model, memory, kind, rank, n, constrain)
-                assert agreed(memory.project.last.v, n)
+                same_steps(model, model, memory, kind, rank, n, constrain, steps=2)
+
+
+def stream(rank, n, steps=12):
+    """Parts of batches of unequal size, one task after the other; all parts for rank None."""
+    for i in range(steps):
+        parts = [examples("mlp", 2 + (r + i) % 3, 50 * i + r) for r in range(n)]
+        t = ("a", "b", "c")[i * 3 // steps]
+        joined = [torch.cat(both) for both in zip(*parts, strict=True)]
+        x, y = joined if rank is None else parts[rank]
+        yield x, t, y
+
+
+@check
+def learners_learn_what_one_process_learns(rank, folder):
+    for n in (2, 4):
+        if rank >= n:
+            continue
+        for wrap in (ddp, sharded):
+            for kind, settings in ((gm.GEM, {"memories": 100}), (gm.Single, {})):
+                learner = kind(wrap(made("mlp"), n), lr=0.1, **settings)
+                alone = kind(made("mlp"), lr=0.1, **settings)
+                for part, every in zip(stream(rank, n), stream(None, n), strict=True):
+                    loss, expected = learner.observe(*part), alone.observe(*every)
+                    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+                ours, one = vector(learner.network), vector(alone.network)
+                torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-5)
+                x, _ = examples("mlp", 20, 7)
+                assert learner.predict(x).tolist() == alone.predict(x).tolist()
+                assert kind is gm.Single or learner.statistics()["violations"] > 0
+
+
+@check
+def processes_on_different_tasks_are_constraints_to_each_other(rank, folder):
+    module = made("mlp")
+    model = ddp(module, MOST)
+    memory = gm.GradientMemory(model, memories=100, margin=0.0)
+    fill(memory, "mlp", rank, MOST)
+    x, y = examples("mlp", 6, 5 + rank)
+    (-F.cross_entropy(model(x), y)).backward()
+    memory.project_("a" if rank else "b")
+    assert set(memory.last.tasks) == {"a", "only", "b", "c"}
+    memory.project_("a")
+    assert set(memory.last.tasks) == {"only", "b", "c"}
+
+
+@check
+def limits_are_those_of_all_processes_together(rank, folder):
+    for n in group_sizes(rank):
+        for limit in ({"memories": 10}, {"budget": 31}):
+            memory = gm.GradientMemory(ddp(made("mlp"), n), **limit)
+            for t in "abc":
+                for i in range(9):
+                    memory.add(*_placed(examples("mlp", 3, i), t))
+            counts = torch.tensor([memory.memory.count(t) for t in "abc"])
+            dist.all_reduce(counts, group=GROUPS[n])
+            if "memories" in limit:
+                assert counts.tolist() == [10, 10, 10]
+            else:
+                assert 31 - 3 * n < int(counts.sum()) <= 31
+
+
+def loop(memory, model, module, rank, steps):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for i in steps:
+        x, y = examples("mlp", 4, 1000 * i + rank)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        memory.step(optimizer, i // 3)
+        memory.add(x, i // 3, y)
+
+
+@check
+def a_saved_state_goes_on_to_the_bit_and_in_other_numbers_of_processes(rank, folder):
+    file = folder / "state"
+    for wrap in (ddp, sharded):
+        for n, others in ((2, 4), (4, 2), (3, 1)):
+            if rank < n:
+                model = wrap(made("mlp"), n)
+                module = model.module if wrap is ddp else model
+                memory = gm.GradientMemory(model, memories=9)
+                loop(memory, model, module, rank, range(7))
+                memory.save(file, module=module, step=7)
+                remembered = everything(memory, n)
+                loop(memory, model, module, rank, range(7, 12))
+                other = wrap(gm.mlp([6, 9, 8, CLASSES]), n)
+                copied = other.module if wrap is ddp else other
+                again = gm.GradientMemory(other, memories=9)
+                assert again.load(file, module=copied) == {"step": 7}
+                loop(again, other, copied, rank, range(7, 12))
+                assert torch.equal(vector(copied), vector(module))
+                if rank == 0:
+                    torch.save(remembered.state_dict(), folder / "remembered")
+            dist.barrier()
+            if rank < others:
+                model = wrap(made("mlp"), others)
+                module = model.module if wrap is ddp else model
+                memory = gm.GradientMemory(model, memories=9)
+                memory.load(file, module=module)
+                before = torch.load(folder / "remembered")["tasks"]
+                now = everything(memory, others)
+                assert list(now) == list(before)
+                for t in now:
+                    assert sorted(now[t][1].tolist()) == sorted(before[t][1].tolist())
+                    assert abs(memory.memory.count(t) - len(now[t][1]) / others) < 1
+                loop(memory, model, module, rank, range(7, 12))
+            dist.barrier()
+    learner = gm.GEM(ddp(made("mlp"), MOST), lr=0.1, memories=20)
+    for x, t, y in stream(rank, MOST):
+        learner.observe(x, t, y)
+    learner.save(folder / "learner")
+    alone = gm.GEM(made("mlp"), lr=0.1, memories=20)  # one process goes on
+    alone.load(folder / "learner")
+    assert torch.equal(vector(alone.network), vector(learner.network))
+    assert alone.memory.count("a") == 20
+    alone.observe(*_placed(examples("mlp", 5, 1), "d"))
+
+
+@check
+def what_is_sent_is_counted(rank, folder):
+    k, p = len(PARTS), sum(w.numel() for w in made("mlp").parameters())
+    for n in (2, 4):
+        if rank >= n:
+            continue
+        model = ddp(made("mlp"), n)
+        memory = gm.GradientMemory(model, memories=100)
+        fill(memory, "mlp", rank, n)
+        traffic, sent = memory.processes.traffic, []
+        x, y = examples("mlp", 6, 5 + rank)
+        for _ in range(3):
+            model.zero_grad()
+            (-F.cross_entropy(model(x), y)).backward()
+            traffic.clear()
+            memory.project_("new")
+            sent.append(dict(traffic.bytes))
+        computed = sum(counts[rank] > 0 for counts in PARTS.values())
+        width = -(-p // n)
+        own = min(width, p - rank * width)
+        assert sent[0]["rows of G"] == 4 * computed * (p - own)  # every process sends its part
+        assert sent[0]["g̃"] == 4 * width * (n - 1)
+        products = 8 * (k * (k + 1) // 2 + k)
+        assert sent[0]["inner products"] == 2 * products * (n - 1) // n
+        assert "copies of examples" not in sent[0] | sent[2]
+        rows = torch.tensor([one["rows of G"] for one in sent])
+        copied = torch.tensor(sent[1].get("copies of examples", 0))
+        dist.all_reduce(rows, group=GROUPS[n])
+        dist.all_reduce(copied, group=GROUPS[n])
+        expected = 4 * (k * p - _kept(memory.processes.agreement.order, p, n))
+        assert int(copied) > 0
+        # With copies, each row is sent by one process, to all others.
+        assert int(rows[1]) == int(rows[2]) == expected < int(rows[0])
+        model = sharded(made("mlp"), n)
+        memory = gm.GradientMemory(model, memories=100)
+        fill(memory, "mlp", rank, n)
+        memory.processes.traffic.clear()
+        (-F.cross_entropy(model(x), y)).backward()
+        memory.project_("new")
+        assert set(memory.processes.traffic.bytes) == {"counts", "inner products"}
+
+
+def _kept(order, p, n):
+    """Numbers of rows that stay in the process that computes them."""
+    width = -(-p // n)
+    widths = [max(0, min(width, p - r * width)) for r in range(n)]
+    owners = [1 if t == "only" else order.index(t) % n for t in PARTS]
+    return sum(widths[owner] for owner in owners)
+
+
+class AcrossProcesses(nn.SyncBatchNorm):
+    """SyncBatchNorm for a CPU, where torch has none: statistics of all processes' examples."""
+
+    def forward(self, x):
+        import torch.distributed.nn.functional as collectives
+
+        n = torch.tensor(float(len(x)))
+        dist.all_reduce(n, group=GROUPS[2])
+        mean = collectives.all_reduce(x.sum(0), group=GROUPS[2]) / n
+        var = collectives.all_reduce((x - mean).square().sum(0), group=GROUPS[2]) / n
+        return (x - mean) / (var + self.eps).sqrt() * self.weight + self.bias
+
+
+def normed():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, CLASSES))
+
+
+def gradient_of(parts):
+    """The gradient of the mean loss, with batch norm over each part by itself."""
+    network = normed()
+    losses = [F.cross_entropy(network(x), y, reduction="sum") for x, y in parts]
+    loss = sum(losses) / sum(len(y) for _, y in parts)
+    grads = torch.autograd.grad(loss, list(network.parameters()))
+    return torch.cat([one.flatten() for one in grads])
+
+
+@check
+def batch_norm_is_of_a_process_s_examples_and_sync_batch_norm_of_all(rank, folder):
+    n = 2
+    if rank >= n:
+        return
+    for synchronised in (False, True):
+        module = normed()
+        model = ddp(module, n)
+        if synchronised:  # DDP itself takes SyncBatchNorm on GPUs only
+            module[1].__class__ = AcrossProcesses
+        memory = gm.GradientMemory(model, memories=100)
+        for i, t in enumerate("ab"):
+            memory.add(*_placed(examples("mlp", (5, 3)[rank], 10 * i + rank), t))
+        if rank == 1:
+            memory.add(*_placed(examples("mlp", 6, 99), "only"))
+        alone = everything(memory, n)
+        together = torch.stack([gradient_of([alone[t]]) for t in alone])
+        apart = together.clone()
+        for i, t in enumerate("ab"):
+            x, y = alone[t]
+            apart[i] = gradient_of([(x[:5], y[:5]), (x[5:], y[5:])])
+        assert not torch.allclose(apart, together, rtol=1e-2)
+        close = {"rtol": 1e-5, "atol": 1e-6}
+        first, second = memory.gradients(), memory.gradients()
+        assert list(memory.processes.agreement.order) == list(alone)
+        torch.testing.assert_close(first, together if synchronised else apart, **close)
+        # Tasks "a" and "b", not added to since, are each whole in one process now.
+        torch.testing.assert_close(second, together, **close)
+
+
+@check
+def predictions_agree_although_statistics_moved_apart(rank, folder):
+    learner = gm.GEM(ddp(Residual(), MOST), lr=0.05, memories=20)
+    for i in range(4):
+        x, y = examples("convnet", 5, 10 * i + rank)
+        learner.observe(x, i // 2, y)
+    x, _ = examples("convnet", 30, 1)
+    assert agreed(learner.forward(x).flatten(), MOST)
+
+
+@check
+def what_is_not_finite_in_one_process_stops_or_is_skipped_by_all(rank, folder):
+    x, y = examples("mlp", 4, rank)
+    huge = torch.full_like(x, 1e38) if rank == 2 else x
+    for wrap in (ddp, sharded):
+        for not_finite in ("stop", "skip"):
+            model = wrap(made("mlp"), MOST)
+            memory = gm.GradientMemory(model, memories=20, not_finite=not_finite)
+            memory.memory.add(huge, "a", y)
+            F.cross_entropy(model(x), y).backward()
+            try:
+                memory.project_("b")
+            except FloatingPointError:
+                assert not_finite == "stop"
+            else:
+                assert not_finite == "skip"
+                assert memory.skipped == 1
+        learner = gm.GEM(wrap(made("mlp"), MOST), lr=0.1, memories=20, not_finite="skip")
+        learner.observe(x, "a", y)
+        before = vector(learner.network)
+        assert learner.observe(huge, "b", y) is None
+        assert learner.skipped == 1
+        assert torch.equal(vector(learner.network), before)
+        learner.observe(x, "b", y)
+        assert not torch.equal(vector(learner.network), before)
+
+
+@check
+def what_one_process_alone_can_do_is_refused(rank, folder):
+    wrapped = ddp(made("mlp"), MOST)
+    x, y = examples("mlp", 4, rank)
+    small = gm.GradientMemory(wrapped, budget=4)
+    small.add(x, "a", y)
+    refused = {
+        "AGEM": lambda: gm.AGEM(wrapped),
+        "grow": lambda: gm.GEM(wrapped, grow=True),
+        "boundaries": lambda: gm.GEM(wrapped, boundaries=gm.Every(10)),
+        "mixed": lambda: gm.GEM(wrapped).observe(x, [0, 0, 1, 1], y),
+        "gram": lambda: gm.GradientMemory(wrapped, gradients="gram"),
+        "constraints": lambda: gm.GradientMemory(wrapped, constraints=10),
+        "groups": lambda: gm.GradientMemory(wrapped, memory=gm.EpisodicMemory(groups=2)),
+        "memories": lambda: gm.GradientMemory(wrapped, memories=3),
+        "budget": lambda: small.add(x, "b", y),
+    }
+    for word, call in refused.items():
+        with pytest.raises(ValueError, match=word):
+            call()

@@ -10,6 +10,7 @@ import torch
 
 from gradmem.distributed.collectives import Collectives
 from gradmem.memory import EpisodicMemory, Masks, Stack
+from gradmem.trees import Tree
 from gradmem.validation import descriptor
 
 __all__ = ["Agreement", "Past"]
@@ -23,24 +24,33 @@ class Past:
     ----------
     tasks
         The past tasks, in an order that all processes agree on.
-    counts
-        How many examples of each task each process remembers: (W, k).
+    numbers, known
+        The tasks' numbers among all tasks that are known, and how many these are.
+    counts, seen
+        How many examples of each task each process remembers, and was offered so far: (W, k).
     batch
         How many examples each process learns from in this step: (W,); None if it was not said.
     own
         All tasks of which this process remembers examples, constraints or not.
     some_empty
         Whether there is a process that remembers nothing at all.
-    stacks
-        Tasks → what this process remembers of them.
+    stacks, examples
+        Tasks → what this process remembers of them, and task → (x, y), its examples.
+    masks
+        Tasks → which outputs are theirs.
     """
 
     tasks: tuple[Hashable, ...]
+    numbers: tuple[int, ...]
+    known: int
     counts: torch.Tensor
+    seen: torch.Tensor
     batch: torch.Tensor | None
     own: tuple[Hashable, ...]
     some_empty: bool
     stacks: Callable[[Sequence[Hashable]], list[Stack]]
+    examples: Callable[[Hashable], tuple[Tree, Tree]]
+    masks: Masks | None
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -56,6 +66,11 @@ class Past:
                 "let every process add its part of each batch"
             )
         return self.stacks(self.own[:1])[0]
+
+    @property
+    def marks(self) -> torch.Tensor:
+        """(2W, k), equal in two steps if what is remembered of a task has not changed."""
+        return torch.cat([self.counts, self.seen])
 
     @property
     def shares(self) -> torch.Tensor:
@@ -96,22 +111,28 @@ class Agreement:
         unknown = [one for one in dict.fromkeys(own) if one not in known]
         numbers = [len(unknown), batch, -1 if t is None else known.get(t, -1)]
         numbers += [memory.count(one) if one in memory else 0 for one in self.order]
+        numbers += [memory.seen(one) if one in memory else 0 for one in self.order]
         mine = torch.tensor(numbers, device=self.collectives.device)
         every = self.collectives.gather(mine, "counts").view(self.collectives.size, -1).cpu()
         if int(every[:, 0].sum()):
             self.meet(unknown)
             return self.past(t, memory, masks, batch)
-        counts = every[:, 3:]
+        counts, seen = every[:, 3:].chunk(2, 1)
         current = set(every[:, 2].tolist())
         left_out = current if len(current) == 1 else ()
         chosen = [i for i, n in enumerate(counts.sum(0).tolist()) if n and i not in left_out]
         return Past(
             tuple(self.order[i] for i in chosen),
+            tuple(chosen),
+            len(self.order),
             counts[:, chosen],
+            seen[:, chosen],
             every[:, 1] if int(every[:, 1].sum()) else None,
             tuple(memory),
             bool((counts.sum(1) == 0).any()),
             memory.stacks if masks is None else partial(memory.stacks, masks=masks),
+            memory.__getitem__,
+            masks,
         )
 
     def meet(self, tasks: Sequence[Hashable]) -> None:

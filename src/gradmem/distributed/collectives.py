@@ -131,11 +131,11 @@ class Collectives:
             dist.all_gather_object(found, one, group=self.group)
         return found
 
-    def collect(self, one: Any) -> list[Any] | None:
-        """All processes' objects, in the first process; None elsewhere."""
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+    def collect(self, one: Any, where: int = 0) -> list[Any] | None:
+        """All processes' objects, in one process; None elsewhere."""
+        found: list[Any] | None = [None] * self.size if self.rank == where else None
         with self.guarded():
-            dist.gather_object(one, found, group=self.group, group_dst=0)
+            dist.gather_object(one, found, group=self.group, group_dst=where)
         return found
 
     def wait_for_all(self) -> None:

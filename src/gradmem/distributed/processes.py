@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,17 @@ class Processes(ABC):
 
     def state(self) -> dict[str, Any]:
         """What says whose part a state is: a process, the number of them, and their tasks."""
-        return {"rank": self.rank, "size": self.size, "tasks": list(self.agreement.order)}
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "tasks": list(self.agreement.order),
+            "marks": {},
+        }
+
+    def restore(self, tasks: Sequence[Hashable], marks: Mapping[Hashable, Sequence[int]]) -> None:
+        """Go on with the tasks, and what was noted about them, of a state."""
+        del marks
+        self.agreement.order = tuple(tasks)
 
     def past(
         self, t: Hashable | None, memory: EpisodicMemory, masks: Masks | None = None, batch: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradmem.distributed.agreement import Past
 from gradmem.distributed.collectives import Pending
+from gradmem.distributed.copies import Copies, Work
 from gradmem.distributed.passes import loss_of_nothing, part_of_loss
 from gradmem.distributed.processes import Processes
 from gradmem.distributed.rows import OwnColumns
@@ -25,15 +27,16 @@ BUCKET = 2**24
 
 
 class Replicated(Processes):
-    """Every process computes rows of G at its own memories, by any of the engine's ways.
+    """Every process computes some rows of G and its part of others, by any of the engine's ways.
 
-    The rows are added up so that each process gets all k of them for p/W of the columns. That goes
-    on while further rows are computed.
+    `Copies` says which. The rows are added up so that each process gets all k of them for p/W of
+    the columns. That goes on while further rows are computed.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
         super().__init__(model.process_group)
         self.network: nn.Module = model.module
+        self.copies = Copies(self.collectives)
 
     def gradients(self, engine: MemoryGradients, past: Past) -> OwnColumns:
         weights = parameters(self.network)
@@ -43,50 +46,67 @@ class Replicated(Processes):
         own = columns[self.rank]
         rows = first.detach().new_zeros((len(past), own.stop - own.start))
         n = max(1, BUCKET // (p * first.itemsize))
-        if not self._synchronises():
-            engine.prepare(past.stacks([t for i, t in enumerate(past.tasks) if self._has(past, i)]))
+        work = self._work(engine, past)
         under_way: list[tuple[int, Pending]] = []
         for start in range(0, len(past), n):
-            counts = past.counts[:, start : start + n]
-            G = self._own_rows(engine, past, start, counts.shape[1])
+            G = self._own_rows(engine, past, work, start, start + n)
             sent = torch.cat([G[:, part].reshape(-1) for part in columns])
             numbers = [len(G) * (part.stop - part.start) for part in columns]
-            received = [m * rows.shape[1] for m in (counts > 0).sum(1).tolist()]
+            received = [m * rows.shape[1] for m in self._computed(work, start, start + n)]
             begun = self.collectives.start_exchange(sent, numbers, received, "rows of G")
             under_way.append((start, begun))
         for start, begun in under_way:
-            counts = past.counts[:, start : start + n]
-            parts = begun.wait().split([m * rows.shape[1] for m in (counts > 0).sum(1).tolist()])
+            computed = self._computed(work, start, start + n)
+            parts = begun.wait().view(sum(computed), rows.shape[1]).split(computed)
             for r, part in enumerate(parts):
-                filled = (start + counts[r].nonzero()[:, 0]).to(rows.device)
-                rows.index_add_(0, filled, part.view(len(filled), -1))
+                places = torch.tensor(work.places(r, start, start + n), dtype=torch.long)
+                rows.index_add_(0, places.to(rows.device), part)
         ends = torch.tensor([0, *(w.numel() for w in weights)]).cumsum(0).tolist()
-        places = {w: slice(*ends[i : i + 2]) for i, w in enumerate(weights)}
-        return OwnColumns(self.collectives, past.tasks, rows, own.start, places)
+        slices = {w: slice(*ends[i : i + 2]) for i, w in enumerate(weights)}
+        return OwnColumns(self.collectives, past.tasks, rows, own.start, slices)
 
-    def _has(self, past: Past, i: int) -> bool:
-        return bool(past.counts[self.rank, i])
-
-    def _own_rows(self, engine: MemoryGradients, past: Past, start: int, n: int) -> Tensor:
-        """This process's part of n rows of G, from the tasks of which it remembers examples."""
-        places = range(start, start + n)
-        shares = past.shares[self.rank]
+    def _work(self, engine: MemoryGradients, past: Past) -> Work:
+        """Who computes which rows; the way to do so is chosen by what this process has."""
         if self._synchronises():
-            return self._in_step(engine, past, places, shares.tolist())
-        own = [i for i in places if self._has(past, i)]
-        G = engine(past.stacks([past.tasks[i] for i in own]))
-        return G * shares[own].to(G)[:, None]
+            return Work(past.shares, ())
+        work = self.copies.work(past)
+        remembered = [t for t, n in zip(past.tasks, past.counts[self.rank], strict=True) if n]
+        copied = [past.tasks[i] for i in sorted(work.copied)]
+        engine.prepare([*past.stacks(remembered), *self.copies.stacks(copied, past)])
+        return work
+
+    def _computed(self, work: Work, start: int, stop: int) -> list[int]:
+        """How many rows between start and stop each process computes something of."""
+        return [len(work.places(r, start, stop)) for r in range(self.size)]
+
+    def _stacks(self, past: Past, work: Work, places: Sequence[int]) -> list[Stack]:
+        """What this process remembers, then what it has copies of, of the tasks in some places."""
+        own = [past.tasks[i] for i in places if i not in work.copied]
+        copied = [past.tasks[i] for i in places if i in work.copied]
+        return [*past.stacks(own), *self.copies.stacks(copied, past)]
+
+    def _own_rows(
+        self, engine: MemoryGradients, past: Past, work: Work, start: int, stop: int
+    ) -> Tensor:
+        """What this process adds to the rows between start and stop, to those that it computes."""
+        shares, places = work.shares[self.rank], work.places(self.rank, start, stop)
+        if self._synchronises():
+            return self._in_step(engine, past, range(start, min(stop, len(past))), shares.tolist())
+        G = engine(self._stacks(past, work, places))
+        order = sorted(range(len(places)), key=lambda i: (places[i] in work.copied, i))
+        back = torch.tensor(order).argsort()
+        return G[back.to(G.device)] * shares[places].to(G)[:, None]
 
     def _in_step(
         self, engine: MemoryGradients, past: Past, places: Sequence[int], shares: list[float]
     ) -> Tensor:
         """`_own_rows` for a network whose processes wait for each other in every pass."""
         weights = parameters(self.network)
-        own = [i for i in places if self._has(past, i)]
+        own = [i for i in places if shares[i]]
         G = weights[0].detach().new_empty((len(own), engine.n_parameters))
         with torch.enable_grad(), computing_in(engine.precision, G.device):
             for i in places:
-                if self._has(past, i):
+                if shares[i]:
                     (one,) = past.stacks([past.tasks[i]])
                     loss = part_of_loss(engine.objective, one, shares[i])
                     loss_gradient(loss, weights, out=G[own.index(i)])
@@ -146,6 +166,13 @@ class Replicated(Processes):
 
     def settle(self) -> None:
         """All parameters are there."""
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"marks": dict(self.copies.marks)}
+
+    def restore(self, tasks: Sequence[Hashable], marks: Mapping[Hashable, Sequence[int]]) -> None:
+        super().restore(tasks, marks)
+        self.copies.forget(marks)
 
     def agree(self, number: Tensor) -> Tensor:
         return number  # of gradients that all processes have

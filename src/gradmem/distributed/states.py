@@ -17,7 +17,7 @@ from gradmem.trees import Tree, concatenate, size, take, tree_map
 __all__ = ["own_part", "save_together", "whole_state"]
 
 #: What differs from process to process; the rest is the same in all.
-OWN = ("memory", "randomness", "examples")
+OWN = ("memory", "method", "randomness", "examples")
 
 
 def save_together(
@@ -42,7 +42,8 @@ def whole_state(state: Mapping[str, Any], processes: Processes) -> dict[str, Any
     parts = processes.collectives.collect({name: full[name] for name in OWN if name in full})
     if parts is None:
         return None
-    return {**full, "processes": {"parts": parts, "tasks": list(processes.agreement.order)}}
+    about = {name: processes.state()[name] for name in ("tasks", "marks")}
+    return {**full, "processes": {"parts": parts, **about}}
 
 
 def own_part(
@@ -54,23 +55,23 @@ def own_part(
     """
     rank, n = (0, 1) if processes is None else (processes.rank, processes.size)
     own = {name: value for name, value in state.items() if name not in ("process", "processes")}
-    if (part := state.get("process")) is not None:
-        if (part["rank"], part["size"]) != (rank, n):
+    alone = {"parts": [own], "tasks": [], "marks": {}}
+    about = state.get("process") or state.get("processes", alone)
+    marks = about["marks"]
+    if "process" in state:
+        if (about["rank"], about["size"]) != (rank, n):
             raise ValueError(
-                f"the state is the part of process {part['rank']} of {part['size']} alone, and "
+                f"the state is the part of process {about['rank']} of {about['size']} alone, and "
                 f"this is process {rank} of {n}: `save` writes the state of all"
             )
-        tasks = part["tasks"]
-    else:
-        together = state.get("processes", {"parts": [own], "tasks": []})
-        parts, tasks = together["parts"], together["tasks"]
-        if len(parts) == n:
-            own |= parts[rank]
-        elif memory is not None and "memory" in own:
-            own["memory"] = _dealt([part["memory"] for part in parts], rank, n, memory)
+    elif len(about["parts"]) == n:
+        own |= about["parts"][rank]
+    elif memory is not None and "memory" in own:
+        own["memory"] = _dealt([part["memory"] for part in about["parts"]], rank, n, memory)
+        marks = {}
     if processes is None:
         return own
-    processes.agreement.order = tuple(tasks)
+    processes.restore(about["tasks"], marks)
     return own | {"process": processes.state()}
 
 

@@ -337,6 +337,10 @@ class EpisodicMemory:
         """How many examples are kept for task t and those it shares its memories with."""
         return self._places[t][1].count
 
+    def seen(self, t: Hashable) -> int:
+        """How many examples were offered of task t and those it shares its memories with."""
+        return self._places[t][1].seen
+
     def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
 
