@@ -28,8 +28,8 @@ def check(function):
     return function
 
 
-def work(rank, folder):
-    """One of `MOST` processes: all checks, one after the other, until one fails."""
+def work(rank, folder, names=None):
+    """One of `MOST` processes: all checks or some, one after the other, until one fails."""
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -41,9 +41,9 @@ def work(rank, folder):
     )
     for n in range(1, MOST + 1):
         GROUPS[n] = dist.new_group(range(n))
-    for name, function in CHECKS.items():
+    for name in names or CHECKS:
         try:
-            function(rank, Path(folder))
+            CHECKS[name](rank, Path(folder))
             dist.barrier()
         except BaseException:
             Path(folder, f"{name}-{rank}.failed").write_text(traceback.format_exc())
@@ -282,7 +282,10 @@ def a_saved_state_goes_on_to_the_bit_and_in_other_numbers_of_processes(rank, fol
                 again = gm.GradientMemory(other, memories=9)
                 assert again.load(file, module=copied) == {"step": 7}
                 loop(again, other, copied, rank, range(7, 12))
-                assert torch.equal(vector(copied), vector(module))
+                if wrap is ddp and n > 2:  # DDP adds up in another order in its first step
+                    torch.testing.assert_close(vector(copied), vector(module))
+                else:
+                    assert torch.equal(vector(copied), vector(module))
                 if rank == 0:
                     torch.save(remembered.state_dict(), folder / "remembered")
             dist.barrier()
@@ -299,10 +302,18 @@ def a_saved_state_goes_on_to_the_bit_and_in_other_numbers_of_processes(rank, fol
                     assert abs(memory.memory.count(t) - len(now[t][1]) / others) < 1
                 loop(memory, model, module, rank, range(7, 12))
             dist.barrier()
-    learner = gm.GEM(ddp(made("mlp"), MOST), lr=0.1, memories=20)
-    for x, t, y in stream(rank, MOST):
-        learner.observe(x, t, y)
-    learner.save(folder / "learner")
+    for wrap in (ddp, sharded):
+        learner, again = (gm.GEM(wrap(made("mlp"), MOST), lr=0.1, memories=20) for _ in range(2))
+        first, second = list(stream(rank, MOST))[:7], list(stream(rank, MOST))[7:]
+        for x, t, y in first:
+            learner.observe(x, t, y)
+        learner.save(folder / "learner")
+        again.load(folder / "learner")
+        for x, t, y in second:
+            learner.observe(x, t, y)
+            again.observe(x, t, y)
+        assert torch.equal(vector(again.network), vector(learner.network))
+        learner.save(folder / "learner")
     alone = gm.GEM(made("mlp"), lr=0.1, memories=20)  # one process goes on
     alone.load(folder / "learner")
     assert torch.equal(vector(alone.network), vector(learner.network))
@@ -430,12 +441,12 @@ def predictions_agree_although_statistics_moved_apart(rank, folder):
 @check
 def what_is_not_finite_in_one_process_stops_or_is_skipped_by_all(rank, folder):
     x, y = examples("mlp", 4, rank)
-    huge = torch.full_like(x, 1e38) if rank == 2 else x
+    bad = torch.full_like(x, float("nan")) if rank == 2 else x
     for wrap in (ddp, sharded):
         for not_finite in ("stop", "skip"):
             model = wrap(made("mlp"), MOST)
             memory = gm.GradientMemory(model, memories=20, not_finite=not_finite)
-            memory.memory.add(huge, "a", y)
+            memory.memory.add(bad, "a", y)
             F.cross_entropy(model(x), y).backward()
             try:
                 memory.project_("b")
@@ -447,7 +458,7 @@ def what_is_not_finite_in_one_process_stops_or_is_skipped_by_all(rank, folder):
         learner = gm.GEM(wrap(made("mlp"), MOST), lr=0.1, memories=20, not_finite="skip")
         learner.observe(x, "a", y)
         before = vector(learner.network)
-        assert learner.observe(huge, "b", y) is None
+        assert learner.observe(bad, "b", y, check=False) is None
         assert learner.skipped == 1
         assert torch.equal(vector(learner.network), before)
         learner.observe(x, "b", y)
