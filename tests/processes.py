@@ -1,5 +1,6 @@
 """What tests let several real processes do together: every check is called in all of them."""
 
+import os
 import traceback
 import warnings
 from datetime import timedelta
@@ -15,12 +16,15 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gradmem as gm
+from gradmem.distributed import LostProcessError
 from tests.networks import CLASSES, Residual, Transformer
 
 #: Processes that are started; groups of fewer are the first ones of them.
 MOST = 4
 CHECKS = {}
 GROUPS = {}
+#: The check that a process does not survive.
+LAST = "a_process_that_is_lost_ends_the_others_with_what_to_do"
 
 
 def check(function):
@@ -44,12 +48,13 @@ def work(rank, folder, names=None):
     for name in names or CHECKS:
         try:
             CHECKS[name](rank, Path(folder))
-            dist.barrier()
+            if name != LAST:
+                dist.barrier()
         except BaseException:
             Path(folder, f"{name}-{rank}.failed").write_text(traceback.format_exc())
             return
         Path(folder, f"{name}-{rank}.passed").touch()
-    dist.destroy_process_group()
+    os._exit(0)  # there is nobody to say goodbye to
 
 
 def convnet():
@@ -485,3 +490,17 @@ def what_one_process_alone_can_do_is_refused(rank, folder):
     for word, call in refused.items():
         with pytest.raises(ValueError, match=word):
             call()
+
+
+@check
+def a_process_that_is_lost_ends_the_others_with_what_to_do(rank, folder):
+    model = ddp(made("mlp"), MOST)
+    memory = gm.GradientMemory(model, memories=20)
+    x, y = examples("mlp", 4, rank)
+    F.cross_entropy(model(x), y).backward()
+    dist.barrier()
+    if rank == MOST - 1:
+        (folder / f"{LAST}-{rank}.passed").touch()
+        os._exit(0)
+    with pytest.raises(LostProcessError, match="last checkpoint"):
+        memory.project_("a")

@@ -131,7 +131,7 @@ class Processes(ABC):
 
     def share_buffers(self, network: nn.Module) -> None:
         """Take over the first process's buffers, so that all predict alike."""
-        for kind in {buffer.dtype for buffer in network.buffers()}:
+        for kind in dict.fromkeys(buffer.dtype for buffer in network.buffers()):
             own = [buffer for buffer in network.buffers() if buffer.dtype == kind]
             together = torch.cat([buffer.detach().reshape(-1) for buffer in own])
             self.collectives.first(together, "buffers")
