@@ -143,7 +143,29 @@ class EpisodicMemory:
         self._features: Features | None = None
         self._losses: Losses | None = None
         self._gradients: Gradients | None = None
+        self._in_all: tuple[int, int | None] | None = None
         self._start()
+
+    def split(self, rank: int, processes: int) -> None:
+        """Become the part of one of several processes; the limits were those of all together.
+
+        What does not divide evenly goes to the first processes. Tasks do not share memories then:
+        a budget must have an example for each task in each process.
+        """
+        if len(self) or self._in_all is not None:
+            raise ValueError("memory must be a new one, of which each process becomes a part")
+        if self.most_groups is not None:
+            raise ValueError("groups are of one process: give the memory without them")
+        name = "memories" if self.budget is None else "budget"
+        limit = self.memories if self.budget is None else self.budget
+        if limit < processes:
+            raise ValueError(f"{name} must be at least the {processes} processes, got {limit}")
+        self._in_all = self.memories, self.budget
+        share = limit // processes + (rank < limit % processes)
+        if self.budget is None:
+            self.memories = share
+        else:
+            self.budget = share
 
     def _start(self) -> None:
         self._rows: dict[tuple[Kind, Kind], Rows] = {}
@@ -214,6 +236,11 @@ class EpisodicMemory:
     def _check_room(self, x: Tree, y: Tree) -> None:
         """Refuse a kind of examples for which no row can be made: no two rows can be joined."""
         full = self._n_rows == self.most_rows
+        if full and self._in_all is not None:
+            raise ValueError(
+                f"budget must have an example for each task in each process, and this one's part "
+                f"is {self.budget}, for {self._n_rows + 1} tasks"
+            )
         if full and (kind(x), kind(y)) not in self._rows and self._neighbours() is None:
             raise ValueError(
                 f"budget and groups must allow a row for each of {len(self._rows) + 1} kinds of "
@@ -326,6 +353,10 @@ class EpisodicMemory:
     def count(self, t: Hashable) -> int:
         """How many examples are kept for task t and those it shares its memories with."""
         return self._places[t][1].count
+
+    def seen(self, t: Hashable) -> int:
+        """How many examples were offered of task t and those it shares its memories with."""
+        return self._places[t][1].seen
 
     def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
@@ -460,7 +491,7 @@ class EpisodicMemory:
             raise ValueError(f"groups must name the task {unnamed[0]!r}, whose memories there are")
 
     def _limits(self) -> tuple[Any, ...]:
-        limits = self.memories, self.budget, self.policy.name
+        limits = (*(self._in_all or (self.memories, self.budget)), self.policy.name)
         return limits if self.most_groups is None else (*limits, self.most_groups)
 
     def _rows_for(self, x: Tree, y: Tree, share: int) -> Rows:
