@@ -29,8 +29,10 @@ from gradmem.evaluation import (
 from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import (
     AGEM,
+    ER,
     EWC,
     GEM,
+    DERpp,
     Every,
     ICaRL,
     Independent,
@@ -38,6 +40,7 @@ from gradmem.learners import (
     Multimodal,
     RisingLoss,
     Single,
+    SoftGEM,
 )
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
@@ -50,12 +53,14 @@ from gradmem.version import __version__
 
 __all__ = [
     "AGEM",
+    "ER",
     "EWC",
     "GEM",
     "Benchmark",
     "Callback",
     "CheckpointError",
     "Continuum",
+    "DERpp",
     "DataError",
     "DatasetExamples",
     "EpisodicMemory",
@@ -71,6 +76,7 @@ __all__ = [
     "Result",
     "RisingLoss",
     "Single",
+    "SoftGEM",
     "Task",
     "TransferMetrics",
     "__version__",

@@ -2,6 +2,8 @@
 
 from gradmem.learners.agem import AGEM
 from gradmem.learners.boundaries import Every, InferredTask
+from gradmem.learners.derpp import DERpp
+from gradmem.learners.er import ER
 from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
 from gradmem.learners.icarl import ICaRL
@@ -10,12 +12,15 @@ from gradmem.learners.learner import Learner
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.rising_loss import RisingLoss
 from gradmem.learners.single import Single
+from gradmem.learners.softgem import SoftGEM
 
 __all__ = [
     "AGEM",
+    "ER",
     "EWC",
     "GEM",
     "LEARNERS",
+    "DERpp",
     "Every",
     "ICaRL",
     "Independent",
@@ -24,6 +29,7 @@ __all__ = [
     "Multimodal",
     "RisingLoss",
     "Single",
+    "SoftGEM",
 ]
 
 #: Every learner by the name it has on the command line and in results: the paper's in its order,
@@ -36,4 +42,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "icarl": ICaRL,
     "gem": GEM,
     "agem": AGEM,
+    "er": ER,
+    "derpp": DERpp,
+    "softgem": SoftGEM,
 }

@@ -15,7 +15,24 @@ from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.trees import Tree
 
-__all__ = ["GEM"]
+__all__ = ["GEM", "Constraining"]
+
+
+class Constraining(Common, total=False):
+    """What GEM can be given by keyword."""
+
+    memory: EpisodicMemory | None
+    memories: int
+    budget: int | None
+    keep: str | Policy
+    margin: float
+    margin_rule: str
+    constrain: str
+    constraints: int | None
+    gradients: str
+    tasks_per_chunk: int | None
+    memory_limit: int | None
+    precision: str
 
 
 class GEM(Learner):
@@ -31,8 +48,8 @@ class GEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
-    seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -106,7 +123,8 @@ class GEM(Learner):
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
-        self.memory.check(x, t, y)
+        remembered = self.remembered(x, t, y)
+        self.memory.check(x, t, remembered)
         past = self.memory.others(t, self.masks)
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
@@ -124,8 +142,12 @@ class GEM(Learner):
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
-        self.memory.put(x, t, y, mask)  # at the end: what could not be learned is not remembered
+        self.memory.put(x, t, remembered, mask)  # at the end: only what could be learned
         return loss
+
+    def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
+        """What is remembered as y of a mini-batch, before the step on it."""
+        return y
 
     def own_parts(self) -> Sequence[object]:
         own = self.constraints

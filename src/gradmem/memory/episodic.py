@@ -44,16 +44,17 @@ def memory_of(
     *,
     default: str = "last",
     seed: int = 0,
+    groups: int | None = None,
 ) -> EpisodicMemory:
     """The memory that was given, or one with these limits; not both.
 
     `default` is what `keep` is where nothing was said.
     """
     if memory is None:
-        return EpisodicMemory(memories, budget, keep, seed)
+        return EpisodicMemory(memories, budget, keep, seed, groups=groups)
     if not isinstance(memory, EpisodicMemory):
         raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
-    if memories != MEMORIES or budget is not None or keep != default:
+    if memories != MEMORIES or keep != default or (budget, groups) != (None, None):
         raise ValueError("memory has limits of its own: memories, budget and keep go without it")
     return memory
 
@@ -143,6 +144,7 @@ class EpisodicMemory:
         self._features: Features | None = None
         self._losses: Losses | None = None
         self._gradients: Gradients | None = None
+        self._labels: Callable[[Tree], Tree] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -156,6 +158,7 @@ class EpisodicMemory:
         features: Features | None = None,
         losses: Losses | None = None,
         gradients: Gradients | None = None,
+        labels: Callable[[Tree], Tree] | None = None,
     ) -> None:
         """Say how a policy gets what a network makes of examples; learners do it themselves.
 
@@ -167,8 +170,12 @@ class EpisodicMemory:
             x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
         gradients
             x, t, y, mask → (n, q), by the weights that a policy is to compare examples by.
+        labels
+            y as it is kept → the labels, which a policy, losses and gradients are given; y itself
+            if None.
         """
         self._features, self._losses, self._gradients = features, losses, gradients
+        self._labels = labels
 
     def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
         """A memory with the same settings to which these were added, task → (x, y).
@@ -236,7 +243,8 @@ class EpisodicMemory:
             self._version += 1  # it is among the others of its own task, too
 
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
-        return Offer(x, y, t, mask, self._features, self._losses, self._gradients)
+        labels = y if self._labels is None else self._labels(y)
+        return Offer(x, y, t, mask, self._features, self._losses, self._gradients, labels)
 
     def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Find a row for a task that was not observed before."""

@@ -1,0 +1,234 @@
+"""Learners that replay, each against a few lines of torch that follow its paper's equations."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gradmem as gm
+from gradmem.gradients.flat import loss_gradient, parameters
+from gradmem.memory.policies import POLICIES
+
+LR = 0.1
+
+
+def network(seed=1):
+    return gm.mlp([4, 8, 3], seed=seed).double()
+
+
+def batch(seed, n=6):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (n,), generator=generator)
+
+
+def weights(model):
+    return torch.cat([w.detach().flatten() for w in model.parameters()])
+
+
+def descend(model, loss, lr=LR):
+    grads = torch.autograd.grad(loss, [*model.parameters()])
+    with torch.no_grad():
+        for w, g in zip(model.parameters(), grads, strict=True):
+            w -= lr * g
+
+
+def samples_of(memory):
+    """What the memory's samples are from now on, in their order."""
+    seen, sample = [], memory.sample
+
+    def noted(*given):
+        seen.append(sample(*given))
+        return seen[-1]
+
+    memory.sample = noted
+    return seen
+
+
+# ER
+
+
+def test_er_steps_along_the_mean_loss_of_batch_and_sample():
+    learner, model = gm.ER(network(), lr=LR, memories=20, sample=4), network()
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        for x_m, y_m in seen.pop():
+            assert len(x_m) == 4
+            x, y = torch.cat([x, x_m]), torch.cat([y, y_m])
+        descend(model, F.cross_entropy(model(x), y))
+        torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_one_row_of_memories_is_a_sample_of_the_whole_stream():
+    learner = gm.ER(gm.mlp([4, 8, 3]), budget=30, groups=1)
+    for step in range(20):
+        x, y = batch(step, n=10)
+        learner.observe(x.float(), step // 5, y)
+    assert learner.memory.groups == [(0, 1, 2, 3)]
+    assert learner.memory.count(0) == 30
+    state = learner.state_dict()
+    other = gm.ER(gm.mlp([4, 8, 3]), budget=30, groups=1)
+    other.load_state_dict(state)
+    assert torch.equal(other.memory[3][0], learner.memory[0][0])
+
+
+def test_examples_of_several_kinds_are_replayed_together():
+    torch.manual_seed(0)
+    convolution = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    for kind in (gm.ER, gm.DERpp):
+        learner = kind(convolution, memories=12, sample=8)
+        for t, n in (("a", 6), ("b", 9), ("a", 6), ("c", 7)):
+            learner.observe(torch.randn(12, 1, n, n), t, torch.randint(3, (12,)))
+        assert len(learner.memory.kinds) == 3
+
+
+# DER++
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.3, 0.0), (0.0, 1.0)])
+def test_derpp_follows_equation_6(alpha, beta):
+    learner = gm.DERpp(network(), lr=LR, memories=20, sample=4, alpha=alpha, beta=beta)
+    model, logits = network(), {}
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        for one, z in zip(x, model(x).detach(), strict=True):
+            logits[tuple(one.tolist())] = z
+        learner.observe(x, t, y)
+        loss = F.cross_entropy(model(x), y)
+        if step:
+            ((x_1, _),), ((x_2, y_2),) = seen
+            stored = torch.stack([logits[tuple(one.tolist())] for one in x_1])
+            loss = loss + alpha * F.mse_loss(model(x_1), stored)
+            loss = loss + beta * F.cross_entropy(model(x_2), y_2["label"])
+        seen.clear()
+        descend(model, loss)
+        torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_derpp_has_no_answer_for_outputs_of_other_tasks():
+    learner = gm.DERpp(network(), memories=20)
+    learner.outputs = {"a": (0, 2), "b": (1,)}
+    x, y = batch(0, n=12)
+    learner.observe(x[y != 1], "a", y[y != 1])
+    learner.observe(x[y == 1], "b", y[y == 1])
+    learner.observe(x[y != 1], "a", y[y != 1])
+    kept = learner.memory["a"][1]["logits"]
+    assert kept[:, [0, 2]].isfinite().all()
+    assert (kept[:, 1] == -torch.inf).all()
+    assert weights(learner.network).isfinite().all()
+
+
+# SoftGEM
+
+
+def mixed(logits, y, soft, temperature):
+    return (1 - soft) * F.one_hot(y, 3) + soft * (logits / temperature).softmax(1)
+
+
+@pytest.mark.parametrize(("soft", "temperature"), [(0.7, 1.0), (1.0, 2.0)])
+def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature):
+    learner = gm.SoftGEM(
+        network(), lr=LR, memories=12, soft=soft, temperature=temperature, margin=0.5
+    )
+    model, memory = network(), {}
+    for step, t in enumerate("aabbccab"):
+        x, y = batch(step)
+        targets = mixed(model(x).detach(), y, soft, temperature)
+        learner.observe(x, t, y)
+        own = parameters(model)
+        g = loss_gradient(F.cross_entropy(model(x), y), own)
+        G = [
+            loss_gradient(F.cross_entropy(model(past), q), own)
+            for k, (past, q) in memory.items()
+            if k != t
+        ]
+        g = gm.project(g, torch.stack(G), margin=0.5) if G else g
+        with torch.no_grad():
+            for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
+                w -= LR * part.view_as(w)
+        before = memory.get(t, (x[:0], targets[:0]))
+        memory[t] = torch.cat([before[0], x])[-12:], torch.cat([before[1], targets])[-12:]
+        torch.testing.assert_close(weights(learner.network), weights(model))
+    assert learner.gradients == "chain"
+
+
+def test_softgem_without_soft_targets_is_gem():
+    soft, gem = gm.SoftGEM(network(), soft=0.0, memories=10), gm.GEM(network(), memories=10)
+    for step, t in enumerate("aabbccab"):
+        x, y = batch(step)
+        loss = soft.observe(x, t, y)
+        torch.testing.assert_close(loss, gem.observe(x, t, y))
+    torch.testing.assert_close(weights(soft.network), weights(gem.network))
+
+
+def test_softgem_stores_the_answers_of_the_average():
+    learner = gm.SoftGEM(network(), average=0.9, teacher="average", soft=1.0, memories=6)
+    for step in range(4):
+        x, y = batch(step)
+        answers = learner.forward(x, "a").softmax(1)
+        learner.observe(x, "a", y)
+    torch.testing.assert_close(learner.memory["a"][1]["target"], answers)
+
+
+@pytest.mark.parametrize("gradients", ["chain", "batched", "func", "loop", "gram"])
+def test_soft_targets_are_the_same_by_every_way_with_outputs_of_their_own(gradients):
+    found = []
+    for way in ("loop", gradients):
+        learner = gm.SoftGEM(network(), lr=LR, memories=5, soft=0.7, gradients=way)
+        learner.outputs = {"a": (0, 2), "b": (1, 2), "c": (0, 1)}
+        for step, t in enumerate("aabbccab"):
+            x, y = batch(step)
+            own = torch.tensor(learner.outputs[t])
+            learner.observe(x, t, own[y % 2])
+        found.append(weights(learner.network))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("keep", sorted(POLICIES))
+@pytest.mark.parametrize("kind", [gm.SoftGEM, gm.DERpp, gm.ER])
+def test_every_policy_keeps_examples_with_answers(kind, keep):
+    learner = kind(gm.mlp([4, 8, 3]), budget=12, keep=keep)
+    for step, t in enumerate("aabbcc"):
+        x, y = batch(step)
+        learner.observe(x.float(), t, y)
+    assert [learner.memory.count(t) for t in "abc"] == [4, 4, 4]
+    if keep == "balanced" and kind is gm.SoftGEM:
+        labels = learner.memory["a"][1]["label"]
+        assert labels.bincount(minlength=3).max() <= 2
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (gm.ER, {"sample": 0}, "sample must be at least 1, got 0"),
+        (gm.ER, {"groups": 0}, "groups must be at least 1, got 0"),
+        (gm.ER, {"memory": gm.EpisodicMemory(5), "groups": 1}, "memory has limits of its own"),
+        (gm.DERpp, {"alpha": -1}, "alpha must not be negative, got -1"),
+        (gm.DERpp, {"beta": "much"}, "beta must be a number, got 'much'"),
+        (gm.SoftGEM, {"soft": 1.5}, "soft must be at most 1, got 1.5"),
+        (gm.SoftGEM, {"soft": -0.1}, "soft must not be negative, got -0.1"),
+        (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),
+        (gm.SoftGEM, {"teacher": "me"}, "teacher must be one of network, average; got 'me'"),
+        (gm.SoftGEM, {"teacher": "average"}, "needs an average"),
+        (
+            gm.SoftGEM,
+            {"loss": F.mse_loss},
+            r"without options; got Criterion\(mse",
+        ),
+        (gm.SoftGEM, {"loss": partial(F.cross_entropy, label_smoothing=0.1)}, "without options"),
+    ],
+)
+def test_a_wrong_setting_is_named(kind, settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(gm.mlp([4, 3]), **settings)
