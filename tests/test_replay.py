@@ -1,6 +1,7 @@
 """Learners that replay, each against a few lines of torch that follow its paper's equations."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import gradmem as gm
 from gradmem.gradients.flat import loss_gradient, parameters
+from gradmem.learners import one_by_one
 from gradmem.memory.policies import POLICIES
 
 LR = 0.1
@@ -205,6 +207,95 @@ def test_every_policy_keeps_examples_with_answers(kind, keep):
         assert labels.bincount(minlength=3).max() <= 2
 
 
+# MER
+
+
+def examples_in(found):
+    return [] if not found else list(zip(*found[0], strict=True))
+
+
+@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("own_outputs", [False, True])
+def test_mer_is_algorithm_1(written_out, own_outputs):
+    """Of the paper: s batches, k steps in each, the within-batch and the across-batch update."""
+    lr, beta, gamma, s, k = 0.1, 0.3, 0.6, 3, 4
+    model = network()
+    learner = gm.MER(
+        network() if written_out else nn.Sequential(network(), nn.Identity()),
+        lr=lr, beta=beta, gamma=gamma, batches=s, sample=k - 1, budget=7, groups=1,
+    )  # fmt: skip
+    learner.outputs = dict.fromkeys("ab", (0, 1)) if own_outputs else {}
+    seen, sample = [], learner.memory.sample
+    learner.memory.sample = lambda *a, **b: [seen.append(found := sample(*a, **b)), found][1]
+
+    def loss(x, y):
+        logits = model(x[None])
+        return F.cross_entropy(logits[:, :2] if own_outputs else logits, y[None])
+
+    for step, t in enumerate("aaaaabbbbbab"):
+        x, y = batch(step, n=1)
+        y = y % 2 if own_outputs else y
+        learner.observe(x, t, y)
+        (found,) = seen
+        seen.clear()
+        drawn = [part[:2] for part in examples_in(found)]
+        assert len(drawn) == s * min(k - 1, step, 7)
+        each = len(drawn) // s
+        theta_0 = [w.detach().clone() for w in model.parameters()]
+        for i in range(s):
+            theta_i = [w.detach().clone() for w in model.parameters()]
+            for x_c, y_c in [(x[0], y[0]), *drawn[i * each : (i + 1) * each]]:
+                descend(model, loss(x_c, y_c), lr)
+            with torch.no_grad():
+                for w, w_0 in zip(model.parameters(), theta_i, strict=True):
+                    w.copy_(w_0 + beta * (w - w_0))
+        with torch.no_grad():
+            for w, w_0 in zip(model.parameters(), theta_0, strict=True):
+                w.copy_(w_0 + gamma * (w - w_0))
+        torch.testing.assert_close(weights(learner.network), weights(model))
+    assert learner.memory.count("a") == 7
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [[4, 3], [4, 6, 3], [4, 6, 5, 3]])
+@pytest.mark.parametrize("on_a_cpu", [True, False])
+def test_steps_on_an_mlp_are_those_of_autograd(sizes, bias, masked, on_a_cpu, monkeypatch):
+    def made():
+        torch.manual_seed(0)
+        layers = [nn.Linear(a, b, bias) for a, b in pairwise(sizes)]
+        parts = [part for layer in layers for part in (layer, nn.ReLU())]
+        return nn.Sequential(*parts[:-1]).double()
+
+    if not on_a_cpu:  # the steps that are recorded on a GPU
+        monkeypatch.setattr(one_by_one, "_changes_on_a_cpu", one_by_one._changes)
+    found, expected = made(), made()
+    x, y = batch(0, n=9)
+    masks = F.one_hot(y, 3).bool() | (torch.arange(27).view(9, 3) % 2 == 0) if masked else None
+    one_by_one.chain_steps(found, x, y, masks, 0.2)
+    for j in range(len(x)):
+        logits = expected(x[j : j + 1])
+        if masks is not None:
+            logits = logits.masked_fill(~masks[j], -torch.inf)
+        descend(expected, F.cross_entropy(logits, y[j : j + 1]), 0.2)
+    torch.testing.assert_close(weights(found), weights(expected))
+
+
+def test_mer_goes_through_every_example_of_a_batch():
+    learner = gm.MER(gm.mlp([4, 8, 3]), budget=100, groups=1)
+    for step in range(3):
+        x, y = batch(step)
+        learner.observe(x.float(), "a", y)
+    assert (learner.steps, learner.examples, learner.memory.count("a")) == (3, 18, 18)
+
+
+def test_mer_takes_inputs_of_one_shape():
+    learner = gm.MER(nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 3)))
+    learner.observe(torch.randn(5, 1, 6), "a", torch.arange(5) % 3)
+    with pytest.raises(ValueError, match="x must be like what was observed before"):
+        learner.observe(torch.randn(5, 1, 7), "b", torch.arange(5) % 3)
+
+
 # Settings
 
 
@@ -216,6 +307,9 @@ def test_every_policy_keeps_examples_with_answers(kind, keep):
         (gm.ER, {"memory": gm.EpisodicMemory(5), "groups": 1}, "memory has limits of its own"),
         (gm.DERpp, {"alpha": -1}, "alpha must not be negative, got -1"),
         (gm.DERpp, {"beta": "much"}, "beta must be a number, got 'much'"),
+        (gm.MER, {"batches": 0}, "batches must be at least 1, got 0"),
+        (gm.MER, {"beta": 0}, "beta must be above 0, got 0"),
+        (gm.MER, {"gamma": -1}, "gamma must be above 0, got -1"),
         (gm.SoftGEM, {"soft": 1.5}, "soft must be at most 1, got 1.5"),
         (gm.SoftGEM, {"soft": -0.1}, "soft must not be negative, got -0.1"),
         (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),

@@ -9,6 +9,7 @@ from gradmem.learners.gem import GEM
 from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
 from gradmem.learners.learner import Learner
+from gradmem.learners.mer import MER
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.rising_loss import RisingLoss
 from gradmem.learners.single import Single
@@ -20,6 +21,7 @@ __all__ = [
     "EWC",
     "GEM",
     "LEARNERS",
+    "MER",
     "DERpp",
     "Every",
     "ICaRL",
@@ -44,5 +46,6 @@ LEARNERS: dict[str, type[Learner]] = {
     "agem": AGEM,
     "er": ER,
     "derpp": DERpp,
+    "mer": MER,
     "softgem": SoftGEM,
 }

@@ -109,6 +109,19 @@ class Stepping:
         for optimizer in optimizers:
             optimizer.step()
 
+    def look(self, loss: Tensor) -> None:
+        """Let a loss that nothing descends along be as `descend` asks for."""
+        if self._guard is None:
+            self.require_finite(loss, loss)
+        else:
+            self._guard.look(loss, [])
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate of the optimizer's first group, as it is now."""
+        rate: float | Tensor = self.optimizer.param_groups[0]["lr"]
+        return rate
+
     def require_finite(self, loss: Tensor, g: Tensor) -> None:
         """Raise FloatingPointError if a loss or its gradient is not finite; on a CPU only.
 
@@ -158,7 +171,7 @@ class Stepping:
         """
         if self.glances == 1:
             return self.take_once(key, t, step, *inputs, *draw())
-        self._note_glances(t, leaves(inputs[0])[0].device)
+        self.note_steps(t, leaves(inputs[0])[0].device)
         first = self.take_once(key, t, step, *inputs, *draw())
         for _ in range(1, self.glances):
             self.steps += 1
@@ -183,8 +196,8 @@ class Stepping:
             self._settle(self.steps + 1)
         return loss
 
-    def _note_glances(self, t: Hashable, device: torch.device) -> None:
-        """Note what a first glance changes, in case a later one cannot be made.
+    def note_steps(self, t: Hashable, device: torch.device) -> None:
+        """Note what a first step changes, in case a later one on the mini-batch cannot be made.
 
         On a GPU that is not waited for, steps that were made stay.
         """

@@ -363,9 +363,16 @@ class EpisodicMemory:
         return self._others[1]
 
     def sample(
-        self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
+        self,
+        tasks: Sequence[Hashable],
+        n: int | None,
+        masks: Masks = _all_outputs,
+        *,
+        replace: bool = False,
     ) -> list[tuple[Tree, ...]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).
+
+        With `replace` they are n, and one may come twice.
 
         As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
         of examples. They are drawn by the global generator, which is the learner's own in a step.
@@ -375,6 +382,8 @@ class EpisodicMemory:
         some_mask = next((mask for mask in own if mask is not None), None)
         total = sum(row.count for _, some in runs for row in some)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
+        if replace and n is not None and total:
+            chosen = torch.randint(total, (n,))
         batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
         for (rows, some), mask in zip(runs, own, strict=True):
@@ -386,7 +395,7 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [tree_map(lambda leaf: leaf.flatten(0, 1), part) for part in rows.view(some)]
-            if len(slots) < size(batch[1]):
+            if chosen is not None or len(slots) < size(batch[1]):
                 batch = [take(part, slots.to(rows.device)) for part in batch]
             batch = [to(part, rows.home) for part in batch]
             if some_mask is not None:  # then all batches have them
