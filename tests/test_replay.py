@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 import gradmem as gm
@@ -142,7 +143,6 @@ def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature):
     model, memory = network(), {}
     for step, t in enumerate("aabbccab"):
         x, y = batch(step)
-        targets = mixed(model(x).detach(), y, soft, temperature)
         learner.observe(x, t, y)
         own = parameters(model)
         g = loss_gradient(F.cross_entropy(model(x), y), own)
@@ -155,6 +155,7 @@ def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature):
         with torch.no_grad():
             for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
                 w -= LR * part.view_as(w)
+        targets = mixed(model(x).detach(), y, soft, temperature)
         before = memory.get(t, (x[:0], targets[:0]))
         memory[t] = torch.cat([before[0], x])[-12:], torch.cat([before[1], targets])[-12:]
         torch.testing.assert_close(weights(learner.network), weights(model))
@@ -174,8 +175,8 @@ def test_softgem_stores_the_answers_of_the_average():
     learner = gm.SoftGEM(network(), average=0.9, teacher="average", soft=1.0, memories=6)
     for step in range(4):
         x, y = batch(step)
-        answers = learner.forward(x, "a").softmax(1)
         learner.observe(x, "a", y)
+    answers = learner.forward(x, "a").softmax(1)
     torch.testing.assert_close(learner.memory["a"][1]["target"], answers)
 
 
@@ -296,6 +297,70 @@ def test_mer_takes_inputs_of_one_shape():
         learner.observe(torch.randn(5, 1, 7), "b", torch.arange(5) % 3)
 
 
+# La-MAML
+
+
+@pytest.mark.parametrize("meta", ["last", "every"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"rate_lr": 0.4}, {"rate_lr": 0.4, "update": "sync", "alpha": 0.05}, {"rate_lr": None}],
+    ids=["async", "sync", "C-MAML"],
+)
+def test_lamaml_is_algorithm_2(settings, meta):
+    """With its gradients by torch, through steps whose own gradients are constants."""
+    learner = gm.LaMAML(network(), lr=LR, sample=4, memories=20, glances=2, meta=meta, **settings)
+    theta = [w.detach().clone() for w in network().parameters()]
+    names = [name for name, _ in network().named_parameters()]
+    alpha = [torch.full_like(w, settings.get("alpha", LR)) for w in theta]
+    inputs, take = [], learner.take_once
+    learner.take_once = lambda *given: [inputs.append(given[3:]), take(*given)][1]
+
+    def loss(values, x, y):
+        outputs = functional_call(network(), dict(zip(names, values, strict=True)), (x,))
+        return F.cross_entropy(outputs, y)
+
+    for step, t in enumerate("aabbab"):
+        learner.observe(*batch(step)[:1], t, batch(step)[1])
+        for x, y, _, inner_x, inner_y, *past in inputs:
+            assert sorted(inner_x.tolist()) == sorted(x.tolist())
+            joined = (torch.cat([x, *past[:1]]), torch.cat([y, *past[1:2]]))
+            start = [w.clone().requires_grad_() for w in theta]
+            rates = [a.clone().requires_grad_() for a in alpha]
+            fast, metas = start, []
+            for i in range(len(inner_x)):
+                inner = loss(fast, inner_x[i : i + 1], inner_y[i : i + 1])
+                grads = torch.autograd.grad(inner, fast)
+                fast = [w - a.relu() * g for w, a, g in zip(fast, rates, grads, strict=True)]
+                metas.append(loss(fast, *joined))
+            total = metas[-1] if meta == "last" else sum(metas) / len(metas)
+            found = torch.autograd.grad(total, [*start, *rates])
+            by_theta, by_alpha = found[: len(start)], found[len(start) :]
+            if settings["rate_lr"] is not None:
+                alpha = [a - 0.4 * g for a, g in zip(alpha, by_alpha, strict=True)]
+            if settings["rate_lr"] is None or "update" in settings:
+                theta = [w - LR * g for w, g in zip(theta, by_theta, strict=True)]
+            else:
+                steps = zip(theta, alpha, by_theta, strict=True)
+                theta = [w - a.relu() * g for w, a, g in steps]
+        inputs.clear()
+        expected = torch.cat([w.flatten() for w in theta])
+        torch.testing.assert_close(weights(learner.network), expected)
+        for mine, rate in zip(learner.rates, alpha, strict=True):
+            torch.testing.assert_close(mine, rate)
+
+
+def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
+    learner = gm.LaMAML(gm.mlp([4, 8, 2]), grow=True, lr=0.05)
+    x, y = batch(0)
+    learner.observe(x.float(), "a", y % 2)
+    before = learner.rates[-1].clone()
+    learner.check(x.float(), "a", y % 2)
+    gm.networks.widen(learner.network, 5)
+    learner.check(x.float(), "a", y + 2)
+    torch.testing.assert_close(learner.rates[-1][:2], before)
+    assert (learner.rates[-1][2:] == learner.alpha).all()
+
+
 # Settings
 
 
@@ -307,6 +372,10 @@ def test_mer_takes_inputs_of_one_shape():
         (gm.ER, {"memory": gm.EpisodicMemory(5), "groups": 1}, "memory has limits of its own"),
         (gm.DERpp, {"alpha": -1}, "alpha must not be negative, got -1"),
         (gm.DERpp, {"beta": "much"}, "beta must be a number, got 'much'"),
+        (gm.LaMAML, {"rate_lr": 0}, "rate_lr must be above 0, got 0"),
+        (gm.LaMAML, {"alpha": -1.0}, "alpha must be above 0, got -1.0"),
+        (gm.LaMAML, {"update": "now"}, "update must be one of async, sync; got 'now'"),
+        (gm.LaMAML, {"meta": "first"}, "meta must be one of every, last; got 'first'"),
         (gm.MER, {"batches": 0}, "batches must be at least 1, got 0"),
         (gm.MER, {"beta": 0}, "beta must be above 0, got 0"),
         (gm.MER, {"gamma": -1}, "gamma must be above 0, got -1"),

@@ -8,6 +8,7 @@ from gradmem.learners.ewc import EWC
 from gradmem.learners.gem import GEM
 from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
+from gradmem.learners.lamaml import LaMAML
 from gradmem.learners.learner import Learner
 from gradmem.learners.mer import MER
 from gradmem.learners.multimodal import Multimodal
@@ -27,6 +28,7 @@ __all__ = [
     "ICaRL",
     "Independent",
     "InferredTask",
+    "LaMAML",
     "Learner",
     "Multimodal",
     "RisingLoss",
@@ -47,5 +49,6 @@ LEARNERS: dict[str, type[Learner]] = {
     "er": ER,
     "derpp": DERpp,
     "mer": MER,
+    "lamaml": LaMAML,
     "softgem": SoftGEM,
 }

@@ -123,8 +123,7 @@ class GEM(Learner):
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
-        remembered = self.remembered(x, t, y)
-        self.memory.check(x, t, remembered)
+        self.memory.check(x, t, y)
         past = self.memory.others(t, self.masks)
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
@@ -142,11 +141,12 @@ class GEM(Learner):
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
-        self.memory.put(x, t, remembered, mask)  # at the end: only what could be learned
+        # at the end: what could not be learned is not remembered
+        self.memory.put(x, t, self.remembered(x, t, y), mask)
         return loss
 
     def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
-        """What is remembered as y of a mini-batch, before the step on it."""
+        """What is remembered as y of a mini-batch, of y's kind, after the step on it."""
         return y
 
     def own_parts(self) -> Sequence[object]:

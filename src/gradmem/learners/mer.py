@@ -35,7 +35,7 @@ class MER(Replay):
     of one, this is Algorithm 1 to the letter. Batch norm uses its running statistics in the steps
     on single examples, and moves them by each mini-batch.
 
-    On an MLP with cross-entropy the steps are written out, without autograd.
+    On an MLP with cross-entropy and without `clip` the steps are written out, without autograd.
 
     Parameters
     ----------
@@ -43,7 +43,8 @@ class MER(Replay):
     glances, not_finite, seed, graphs
         See `Learner`. `lr` is α, the rate of the steps on single examples. The across-batch update
         is a step of the optimizer along γ (θ₀ − θₛ) / α: with plain SGD it is the paper's. With
-        another optimizer, α is its rate. All inputs have one shape.
+        another optimizer, α is its rate. `clip` bounds the gradients of all steps, those on single
+        examples, too. All inputs have one shape.
     memory, memories, budget, keep, groups
         What is remembered (see `Replay`). The paper's is one reservoir: `budget=5120, groups=1`.
     sample
@@ -126,9 +127,8 @@ class MER(Replay):
         for _ in range(self.glances):
             for i in range(size(x)):
                 one = slice(i, i + 1)
-                self.take_once(
-                    "step", t, step, *self._drawn(take(x, one), take(y, one), mask), loss
-                )
+                batches = self._drawn(take(x, one), take(y, one), mask)
+                self.take_once("step", t, step, *batches, loss)
         self.memory.put(x, t, y, mask)
         return loss
 
@@ -156,7 +156,7 @@ class MER(Replay):
     ) -> None:
         """θ ← θ − α ∇ℓ for each of the examples x: (k, …), y: (k, …)."""
         network = self.module(t)
-        if self.criterion.is_plain and not self.has_own_loss:
+        if self.criterion.is_plain and self.clip is None and not self.has_own_loss:
             transform = self.passes.transform
             given = x if transform is None else transform(self.passes.safe(network, x))
             if takes_chain_steps(network, given, y):
@@ -165,8 +165,7 @@ class MER(Replay):
         with running_statistics_for_one(network):
             for j in range(size(y)):
                 one = slice(j, j + 1)
-                loss = self.loss(
-                    take(x, one), t, take(y, one), None if masks is None else masks[one]
-                )
-                move(weights, loss, rate)
+                mask = None if masks is None else masks[one]
+                loss = self.loss(take(x, one), t, take(y, one), mask)
+                move(weights, loss, rate, self.clip)
         return None

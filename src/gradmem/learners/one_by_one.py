@@ -13,10 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import get_total_norm
 
 from gradmem.gradients.chain import chain_layers, is_chain
 
-__all__ = ["chain_steps", "move", "running_statistics_for_one", "takes_chain_steps"]
+__all__ = [
+    "chain_steps",
+    "clipped",
+    "gradients",
+    "move",
+    "running_statistics_for_one",
+    "takes_chain_steps",
+]
 
 
 def takes_chain_steps(network: nn.Module, x: object, y: object) -> bool:
@@ -133,12 +141,28 @@ def _detached(bias: Tensor | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def move(weights: list[nn.Parameter], loss: Tensor, rate: float | Tensor) -> None:
+def move(
+    weights: list[nn.Parameter], loss: Tensor, rate: float | Tensor, clip: float | None = None
+) -> None:
     """A step of plain SGD along the gradient of a loss, on any network."""
+    grads = gradients(loss, weights, clip)
+    torch._foreach_sub_([w.detach() for w in weights], torch._foreach_mul(grads, rate))
+
+
+def gradients(loss: Tensor, weights: list[nn.Parameter], clip: float | None = None) -> list[Tensor]:
+    """The gradient of a loss, zero for weights it does not depend on, no longer than `clip`."""
     grads = torch.autograd.grad(loss, weights, allow_unused=True)
-    pairs = [(w, g) for w, g in zip(weights, grads, strict=True) if g is not None]
-    steps = torch._foreach_mul([g for _, g in pairs], rate)
-    torch._foreach_sub_([w for w, _ in pairs], steps)
+    pairs = zip(weights, grads, strict=True)
+    found = [torch.zeros_like(w) if g is None else g for w, g in pairs]
+    clipped(found, clip)
+    return found
+
+
+def clipped(grads: list[Tensor], clip: float | None) -> None:
+    """Scale gradients down, in place, if they are longer together than `clip`."""
+    if clip is not None:
+        length = get_total_norm(grads)
+        torch._foreach_mul_(grads, (clip / (length + 1e-6)).clamp(max=1.0))
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class SoftGEM(GEM):
 
     The loss at the memories, whose rise the constraints forbid, is the cross-entropy with
     q = (1 − s) onehot(y) + s softmax(z / τ), where z are the logits that the example had when it
-    was stored, before the step on it, in evaluation mode. The loss at the mini-batch is the
+    was stored, after the step on it, in evaluation mode. The loss at the mini-batch is the
     cross-entropy with its labels. With s = 0 it is GEM.
 
     Parameters

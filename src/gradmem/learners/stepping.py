@@ -116,6 +116,14 @@ class Stepping:
         else:
             self._guard.look(loss, [])
 
+    def put_values(self, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Replace in place what a learner keeps, after `descend`; it stays where steps are held."""
+        if self._guard is not None:
+            held = self._guard.found.bool()
+            pairs = zip(tensors, values, strict=True)
+            values = [torch.where(held, old, new) for old, new in pairs]
+        torch._foreach_copy_(list(tensors), list(values))
+
     @property
     def rate(self) -> float | Tensor:
         """The learning rate of the optimizer's first group, as it is now."""
