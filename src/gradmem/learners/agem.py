@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import chain
 from typing import Any, Unpack
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from gradmem.gradients import attach, loss_gradient, parameters, set_gradient
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
+from gradmem.learners.replay import drawn, in_batches
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.projection import Projection
@@ -28,8 +28,8 @@ class AGEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
-    seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -68,15 +68,14 @@ class AGEM(Learner):
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
         others = [k for k in self.memory if k != t]
-        remembered = self.memory.sample(others, self.sample, self.masks)
 
         def step(x: Tree, y: Tree, mask: Tensor | None, *past: Tree) -> tuple[Any, ...]:
             weights = parameters(self.network)
-            batches = _cut(past, len(remembered))  # one per kind of inputs
-            n = sum(size(y_k) for _, y_k, *_ in batches)
+            batches = in_batches(past)  # one per kind of inputs
+            n = sum(size(y_k) for _, y_k, _ in batches)
             references = [
-                loss_gradient(self.loss(x_k, t, y_k, *mask_k) * (size(y_k) / n), weights)
-                for x_k, y_k, *mask_k in batches
+                loss_gradient(self.loss(x_k, t, y_k, mask_k) * (size(y_k) / n), weights)
+                for x_k, y_k, mask_k in batches
             ]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
@@ -88,8 +87,10 @@ class AGEM(Learner):
             self.descend(loss, self.optimizer)
             return loss.detach(), g
 
-        inputs = (x, y, self.mask(t), *chain(*remembered))
-        loss = self.take(len(remembered), t, step, *inputs)
+        def sample() -> list[Tree | None]:
+            return drawn(self.memory, others, self.sample, self.masks)
+
+        loss = self.take("any task", t, step, x, y, self.mask(t), draw=sample)
         self.memory.put(x, t, y, self.mask(t))
         return loss
 
@@ -107,9 +108,3 @@ class AGEM(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"], self.device)
         self.project.set_counts(state["counts"])
-
-
-def _cut(parts: tuple[Tree, ...], n: int) -> list[tuple[Tree, ...]]:
-    """Equal shares of what was handed on in one row, `n` of them."""
-    size = len(parts) // max(1, n)
-    return [parts[i * size : (i + 1) * size] for i in range(n)]

@@ -87,6 +87,13 @@ class Learner(Stepping, ABC):
         river's `ADWIN()`). A detector is given each batch's mean loss in evaluation mode before
         the batch is learned, which on a GPU waits for it; where it detects a change, the batch
         begins a new task. The learner has a copy of its own.
+    average
+        Decay, between 0 and 1, of an exponential average of the weights, which predictions are
+        made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
+        themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
+        too. None for no average.
+    glances
+        Steps on each mini-batch; what is remembered of it is remembered once, after the last.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -117,6 +124,8 @@ class Learner(Stepping, ABC):
     one_network = True
     #: Whether several processes can train the network together.
     distributes = False
+    #: What makes the loss of outputs and y.
+    criterion_kind: type[Criterion] = Criterion
     settings: dict[str, Any]
 
     def __new__(cls, *args: Any, **settings: Any) -> Learner:
@@ -147,6 +156,8 @@ class Learner(Stepping, ABC):
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
         boundaries: Rule | None = None,
+        average: float | None = None,
+        glances: int = 1,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -168,7 +179,7 @@ class Learner(Stepping, ABC):
         if self.processes is not None:
             self._check_distributed(grow)
         self.network = network
-        self.criterion = Criterion(loss)
+        self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
         self.passes = Forward(self.describing.of_x(transform))
         if decide is not None and not callable(decide):
@@ -188,7 +199,7 @@ class Learner(Stepping, ABC):
         self._inputs = Inputs(self.criterion)
         self._output_masks = OutputMasks()
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
-        self.prepare_steps(network, make, schedule, clip, seed, graphs)
+        self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances)
         self._lock = Lock()
 
     def _check_distributed(self, grow: bool) -> None:
@@ -348,7 +359,10 @@ class Learner(Stepping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
+            self._taken = False
             loss = self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
+            if not self._taken:  # a learner that steps its own way
+                self.average_weights(t)
             if self.processes is not None:
                 self.processes.share_buffers(self.network)
             return loss
@@ -514,6 +528,8 @@ class Learner(Stepping, ABC):
                 "descriptions": {t: as_description(t, d) for t, d in self.descriptions.items()},
                 **self.get_state(),
             }
+            if self.averaged is not None:
+                state["average"] = self.averaged.state_of(self.modules_by_task())
             if self._boundaries is not None:
                 state["boundaries"] = self._boundaries.state_dict()
             return copy.deepcopy(state)
@@ -534,9 +550,9 @@ class Learner(Stepping, ABC):
             try:
                 check_state(state, compared_settings(type(self), self.settings), before)
                 boundaries = restored(self._boundaries, state.get("boundaries"))
-                self.set_state(state)
+                self._set_state(state)
             except Exception as error:
-                self.set_state(before)
+                self._set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
@@ -545,6 +561,11 @@ class Learner(Stepping, ABC):
             self.descriptions = dict(state.get("descriptions", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        self.set_state(state)
+        if self.averaged is not None:
+            self.averaged.load(self.modules_by_task(), state["average"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the learner's state to one file, from which nothing is executed when it is read.
@@ -613,6 +634,8 @@ class Learner(Stepping, ABC):
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
         self._has_buffers = any(True for _ in self.network.buffers())
+        if self.averaged is not None:
+            self.averaged.forget_others(self.network)
         self._inputs.forget()
         self.graphed.forget()
 
@@ -640,10 +663,20 @@ class Learner(Stepping, ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @torch.no_grad()
-    def evaluated(self, x: Tree, t: Hashable | None) -> Any:
-        """Outputs in evaluation mode; every part is put back into the mode it was in."""
+    def evaluated(self, x: Tree, t: Hashable | None, *, live: bool = False) -> Any:
+        """Outputs in evaluation mode, of the averaged weights if there is an average.
+
+        With `live`, of the weights that learn.
+        """
         with self._evaluating(t) as module:
-            return self.passes(module, x)
+            if self.averaged is None or live:
+                return self.passes(module, x)
+            with self.averaged.standing_in(module):
+                return self.passes(module, x)
+
+    def modules_by_task(self) -> dict[Hashable, nn.Module]:
+        """The modules that learn: one for all tasks, under None, or one for each."""
+        return {None: self.network}
 
     @contextmanager
     def _evaluating(self, t: Hashable | None) -> Iterator[nn.Module]:

@@ -44,16 +44,17 @@ def memory_of(
     *,
     default: str = "last",
     seed: int = 0,
+    groups: int | None = None,
 ) -> EpisodicMemory:
     """The memory that was given, or one with these limits; not both.
 
     `default` is what `keep` is where nothing was said.
     """
     if memory is None:
-        return EpisodicMemory(memories, budget, keep, seed)
+        return EpisodicMemory(memories, budget, keep, seed, groups=groups)
     if not isinstance(memory, EpisodicMemory):
         raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
-    if memories != MEMORIES or budget is not None or keep != default:
+    if memories != MEMORIES or keep != default or (budget, groups) != (None, None):
         raise ValueError("memory has limits of its own: memories, budget and keep go without it")
     return memory
 
@@ -144,6 +145,7 @@ class EpisodicMemory:
         self._losses: Losses | None = None
         self._gradients: Gradients | None = None
         self._in_all: tuple[int, int | None] | None = None
+        self._labels: Callable[[Tree], Tree] | None = None
         self._start()
 
     def split(self, rank: int, processes: int) -> None:
@@ -178,6 +180,7 @@ class EpisodicMemory:
         features: Features | None = None,
         losses: Losses | None = None,
         gradients: Gradients | None = None,
+        labels: Callable[[Tree], Tree] | None = None,
     ) -> None:
         """Say how a policy gets what a network makes of examples; learners do it themselves.
 
@@ -189,8 +192,12 @@ class EpisodicMemory:
             x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
         gradients
             x, t, y, mask → (n, q), by the weights that a policy is to compare examples by.
+        labels
+            y as it is kept → the labels, which a policy, losses and gradients are given; y itself
+            if None.
         """
         self._features, self._losses, self._gradients = features, losses, gradients
+        self._labels = labels
 
     def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
         """A memory with the same settings to which these were added, task → (x, y).
@@ -263,7 +270,8 @@ class EpisodicMemory:
             self._version += 1  # it is among the others of its own task, too
 
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
-        return Offer(x, y, t, mask, self._features, self._losses, self._gradients)
+        labels = y if self._labels is None else self._labels(y)
+        return Offer(x, y, t, mask, self._features, self._losses, self._gradients, labels)
 
     def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Find a row for a task that was not observed before."""
@@ -386,9 +394,16 @@ class EpisodicMemory:
         return self._others[1]
 
     def sample(
-        self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
+        self,
+        tasks: Sequence[Hashable],
+        n: int | None,
+        masks: Masks = _all_outputs,
+        *,
+        replace: bool = False,
     ) -> list[tuple[Tree, ...]]:
         """N examples of the tasks, drawn without replacement (all of them if None or too few).
+
+        With `replace` they are n, and one may come twice.
 
         As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
         of examples. They are drawn by the global generator, which is the learner's own in a step.
@@ -398,6 +413,8 @@ class EpisodicMemory:
         some_mask = next((mask for mask in own if mask is not None), None)
         total = sum(row.count for _, some in runs for row in some)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
+        if replace and n is not None and total:
+            chosen = torch.randint(total, (n,))
         batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
         for (rows, some), mask in zip(runs, own, strict=True):
@@ -409,7 +426,7 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [tree_map(lambda leaf: leaf.flatten(0, 1), part) for part in rows.view(some)]
-            if len(slots) < size(batch[1]):
+            if chosen is not None or len(slots) < size(batch[1]):
                 batch = [take(part, slots.to(rows.device)) for part in batch]
             batch = [to(part, rows.home) for part in batch]
             if some_mask is not None:  # then all batches have them
