@@ -66,8 +66,18 @@ def where(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=WHERE)
 
 
-Benchmark = Annotated[str, what(f"{', '.join(lookup.BENCHMARKS)}, {OWN}.", "--benchmark")]
-Learner = Annotated[str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner")]
+def _completes(names: Iterable[str]) -> dict[str, Any]:
+    """For a shell: the names that may be typed."""
+    return {"autocompletion": lambda: [*names]}
+
+
+Benchmark = Annotated[
+    str,
+    what(f"{', '.join(lookup.BENCHMARKS)}, {OWN}.", "--benchmark", **_completes(lookup.BENCHMARKS)),
+]
+Learner = Annotated[
+    str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner", **_completes(LEARNERS))
+]
 Learners = Annotated[
     str | None,
     what("Names with commas between them. (default: all that the benchmark has settings for)"),

@@ -17,7 +17,7 @@ Score = Callable[[Any, Any], Tensor]
 
 
 def accuracy(prediction: Tree, y: Tree) -> Tensor:
-    """1 where the predicted class is y, 0 elsewhere: (n,).
+    """1 where the predicted class, `prediction`: (n,), is y: (n,), 0 elsewhere; (n,).
 
     Examples
     --------

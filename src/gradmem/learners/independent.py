@@ -28,7 +28,8 @@ class Independent(Learner):
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
     not_finite, seed, graphs
-        See `Learner`. The network is the pattern of all others and is not trained itself.
+        See `Learner`; `grow` is refused. The network is the pattern of all others and is not
+        trained itself.
     start
         What a new task's network starts from: "copy" of the one trained last, or "random" weights.
 

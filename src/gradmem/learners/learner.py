@@ -432,7 +432,7 @@ class Learner(Stepping, ABC):
         self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
-        """Raise ValueError if these are too many to be observed, one after another."""
+        """ValueError if so many `tasks` or `classes` cannot be observed, one after another."""
         del tasks, classes  # any number will do
 
     @torch.no_grad()
@@ -608,7 +608,7 @@ class Learner(Stepping, ABC):
         return optimizer_state(optimizer, self._schedules.get(optimizer))
 
     def load_state_of(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Take over what `state_of` gave."""
+        """Let an `optimizer` take over the `state` that `state_of` gave."""
         if self.processes is not None:
             own = self.processes.sharded(state["optimizer"], optimizer)
             state = {**state, "optimizer": own}

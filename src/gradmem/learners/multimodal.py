@@ -27,8 +27,8 @@ class Multimodal(Learner):
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
     not_finite, seed, graphs
-        See `Learner`. The network is an `nn.Sequential`; its first layer becomes the pattern of
-        the tasks' input layers, the rest is shared.
+        See `Learner`; `grow` is refused. The network is an `nn.Sequential`; its first layer becomes
+        the pattern of the tasks' input layers, the rest is shared.
 
     Examples
     --------

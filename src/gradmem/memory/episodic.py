@@ -371,7 +371,7 @@ class EpisodicMemory:
 
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
         while examples are of one kind and the tasks follow the order in which they were met. Tasks
-        that share their memories come once.
+        that share their memories come once. `masks` says which outputs are a task's.
         """
         return [
             rows.stack(some, _masks_of(some, masks))
@@ -381,7 +381,7 @@ class EpisodicMemory:
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed.
 
-        A row that t shares with others is among them.
+        A row that t shares with others is among them. `masks` says which outputs are a task's.
         """
         key = (t, self._version, masks is _all_outputs)
         moved = any(rows.device != rows.home for rows in self._rows.values())
@@ -401,12 +401,13 @@ class EpisodicMemory:
         *,
         replace: bool = False,
     ) -> list[tuple[Tree, ...]]:
-        """N examples of the tasks, drawn without replacement (all of them if None or too few).
+        """`n` examples of `tasks`, drawn without replacement (all of them if None or too few).
 
         With `replace` they are n, and one may come twice.
 
-        As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
-        of examples. They are drawn by the global generator, which is the learner's own in a step.
+        As batches (x, y), or (x, y, mask) where `masks` gives tasks outputs of their own: one batch
+        per kind of examples. They are drawn by the global generator, which is the learner's own in
+        a step.
         """
         runs = _runs([self._places[t] for t in tasks])
         own = [_masks_of(some, masks) for _, some in runs]
@@ -476,7 +477,7 @@ class EpisodicMemory:
     def load_state_dict(
         self, state: dict[str, Any], device: torch.device | str | None = None
     ) -> None:
-        """Take over what `state_dict` gave; on a device, if one is named."""
+        """Take over the `state` that `state_dict` gave; on a `device`, if one is named."""
         if tuple(state["limits"]) != self._limits():
             raise ValueError(
                 f"memories, budget and keep must be {tuple(state['limits'])} as when the state was "
