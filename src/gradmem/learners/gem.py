@@ -135,7 +135,8 @@ class GEM(Learner):
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
             self.constraints.set_gradient(g)
-            if chosen and self.constraints.constrain == "update" and not self.graphed.records(x):
+            may_fail_late = not (g.is_cuda and isinstance(G, Tensor))
+            if chosen and self.constraints.constrain == "update" and may_fail_late:
                 self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
