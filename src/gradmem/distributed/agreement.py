@@ -68,9 +68,13 @@ class Past:
         return self.stacks(self.own[:1])[0]
 
     @property
-    def marks(self) -> torch.Tensor:
-        """(2W, k), equal in two steps if what is remembered of a task has not changed."""
-        return torch.cat([self.counts, self.seen])
+    def marks(self) -> list[tuple[int, int]]:
+        """Equal in two steps for a task of which no process has come to remember anything else.
+
+        Examples are remembered in place of others when more are seen; fewer, when a budget shrinks.
+        """
+        counts, seen = self.counts.sum(0).tolist(), self.seen.sum(0).tolist()
+        return list(zip(counts, seen, strict=True))
 
     @property
     def shares(self) -> torch.Tensor:

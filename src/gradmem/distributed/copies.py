@@ -22,7 +22,7 @@ from gradmem.trees import Tree, concatenate, kind, leaves, size, take, to, tree_
 __all__ = ["Copies", "Work"]
 
 #: Numbers that change whenever what is remembered of a task changes in some process.
-Marks = tuple[int, ...]
+Marks = tuple[int, int]
 
 
 class Work:
@@ -61,34 +61,33 @@ class Copies:
 
     def forget(self, marks: Mapping[Hashable, Sequence[int]] | None = None) -> None:
         """Begin again, after a state was loaded that has these marks."""
-        self.marks = {} if marks is None else {t: tuple(some) for t, some in marks.items()}
+        self.marks = {} if marks is None else {t: (n, m) for t, (n, m) in marks.items()}
         self._owners, self._examples = {}, {}
 
     def work(self, past: Past) -> Work:
         """Who computes what in a step; called by all processes, which copy examples for it."""
-        marks = {t: tuple(past.marks[:, i].tolist()) for i, t in enumerate(past.tasks)}
-        shares, copied = past.shares.clone(), []
+        marks = dict(zip(past.tasks, past.marks, strict=True))
+        remembering = (past.counts > 0).sum(0).tolist()
         dealt = past.known // self.collectives.size * self.collectives.size
+        owners = [-1] * len(past)  # nobody's: all processes compute a part
         for i, t in enumerate(past.tasks):
-            several = int((past.counts[:, i] > 0).sum()) > 1
-            if several and past.numbers[i] < dealt and self.marks.get(t) == marks[t]:
-                owner = past.numbers[i] % self.collectives.size
-                if self._owners.get(t) != (owner, marks[t]):
-                    self._copy(t, owner, past)
-                    self._owners[t] = owner, marks[t]
-                shares[:, i] = 0
-                shares[owner, i] = 1
-                if owner == self.collectives.rank:
-                    copied.append(i)
+            still = self.marks.get(t) == marks[t]
+            if still and past.numbers[i] < dealt and remembering[i] > 1:
+                owners[i] = past.numbers[i] % self.collectives.size
+                if self._owners.get(t) != (owners[i], marks[t]):
+                    self._copy(t, i, owners[i], past)
+                    self._owners[t] = owners[i], marks[t]
             else:
                 self._owners.pop(t, None)
                 self._examples.pop(t, None)
         self.marks = {**self.marks, **marks}
-        return Work(shares, copied)
+        alone = torch.tensor(owners) == torch.arange(self.collectives.size)[:, None]
+        shares = torch.where(alone.any(0), alone.double(), past.shares)
+        return Work(shares, alone[self.collectives.rank].nonzero()[:, 0].tolist())
 
-    def _copy(self, t: Hashable, owner: int, past: Past) -> None:
-        """Send all examples of a task to its owner."""
-        own = past.examples(t) if past.counts[self.collectives.rank, past.tasks.index(t)] else None
+    def _copy(self, t: Hashable, i: int, owner: int, past: Past) -> None:
+        """Send all examples of a task, the i-th of the past, to its owner."""
+        own = past.examples(t) if past.counts[self.collectives.rank, i] else None
         if own is not None and owner != self.collectives.rank:
             sent = sum(leaf.nbytes for leaf in (*leaves(own[0]), *leaves(own[1])))
             self.collectives.traffic.add("copies of examples", sent)
