@@ -208,6 +208,44 @@ def test_every_policy_keeps_examples_with_answers(kind, keep):
         assert labels.bincount(minlength=3).max() <= 2
 
 
+# MEGA
+
+
+@pytest.mark.parametrize("rule", ["I", "II"])
+def test_mega_mixes_gradients_by_their_losses(rule):
+    learner, model = gm.MEGA(network(), lr=LR, memories=20, sample=4, rule=rule), network()
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        own = parameters(model)
+        loss = F.cross_entropy(model(x), y)
+        g = loss_gradient(loss, own)
+        for x_m, y_m in seen.pop():
+            loss_ref = F.cross_entropy(model(x_m), y_m)
+            g_ref = loss_gradient(loss_ref, own)
+            if rule == "I":
+                g = g + (loss_ref / loss).item() * g_ref
+                continue
+            theta = F.cosine_similarity(g, g_ref, dim=0).acos()
+            betas = torch.linspace(0, float(theta), 200_001, dtype=torch.float64)
+            beta = betas[(loss * betas.cos() + loss_ref * (theta - betas).cos()).argmax()]
+            # the unit vector at the angle β from g and θ − β from g_ref
+            mix = (theta - beta).sin() * g / g.norm() + beta.sin() * g_ref / g_ref.norm()
+            g = g.norm() * mix / mix.norm()
+        with torch.no_grad():
+            for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
+                w -= LR * part.view_as(w)
+        torch.testing.assert_close(weights(learner.network), weights(model), rtol=1e-4, atol=1e-5)
+
+
+def test_mega_with_a_loss_of_zero_steps_for_what_is_remembered():
+    learner = gm.MEGA(network(), rule="I", epsilon=0.5)
+    g, g_ref = torch.tensor([1.0, 2.0]), torch.tensor([-3.0, 4.0])
+    found = learner.combined(g, torch.tensor(0.1), g_ref, torch.tensor(2.0))
+    assert torch.equal(found, g_ref)
+
+
 # MER
 
 
@@ -372,6 +410,8 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
         (gm.ER, {"memory": gm.EpisodicMemory(5), "groups": 1}, "memory has limits of its own"),
         (gm.DERpp, {"alpha": -1}, "alpha must not be negative, got -1"),
         (gm.DERpp, {"beta": "much"}, "beta must be a number, got 'much'"),
+        (gm.MEGA, {"rule": "III"}, "rule must be one of II, I; got 'III'"),
+        (gm.MEGA, {"epsilon": -1}, "epsilon must not be negative, got -1"),
         (gm.LaMAML, {"rate_lr": 0}, "rate_lr must be above 0, got 0"),
         (gm.LaMAML, {"alpha": -1.0}, "alpha must be above 0, got -1.0"),
         (gm.LaMAML, {"update": "now"}, "update must be one of async, sync; got 'now'"),

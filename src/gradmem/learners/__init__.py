@@ -10,6 +10,7 @@ from gradmem.learners.icarl import ICaRL
 from gradmem.learners.independent import Independent
 from gradmem.learners.lamaml import LaMAML
 from gradmem.learners.learner import Learner
+from gradmem.learners.mega import MEGA
 from gradmem.learners.mer import MER
 from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.rising_loss import RisingLoss
@@ -22,6 +23,7 @@ __all__ = [
     "EWC",
     "GEM",
     "LEARNERS",
+    "MEGA",
     "MER",
     "DERpp",
     "Every",
@@ -48,6 +50,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "agem": AGEM,
     "er": ER,
     "derpp": DERpp,
+    "mega": MEGA,
     "mer": MER,
     "lamaml": LaMAML,
     "softgem": SoftGEM,

@@ -18,7 +18,17 @@ from gradmem.projection import Projection
 from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
 
-__all__ = ["AGEM"]
+__all__ = ["AGEM", "Averaging"]
+
+
+class Averaging(Common, total=False):
+    """What A-GEM can be given by keyword."""
+
+    memory: EpisodicMemory | None
+    memories: int
+    budget: int | None
+    keep: str | Policy
+    sample: int | None
 
 
 class AGEM(Learner):
@@ -73,16 +83,16 @@ class AGEM(Learner):
             weights = parameters(self.network)
             batches = in_batches(past)  # one per kind of inputs
             n = sum(size(y_k) for _, y_k, _ in batches)
-            references = [
-                loss_gradient(self.loss(x_k, t, y_k, mask_k) * (size(y_k) / n), weights)
-                for x_k, y_k, mask_k in batches
+            past_losses = [
+                self.loss(x_k, t, y_k, mask_k) * (size(y_k) / n) for x_k, y_k, mask_k in batches
             ]
+            references = [loss_gradient(one, weights) for one in past_losses]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
             self.require_finite(loss, g)
             if references:
                 g_ref = torch.stack(references).sum(0)
-                g = self.project(g, g_ref[None])
+                g = self.combined(g, loss.detach(), g_ref, torch.stack(past_losses).sum().detach())
             set_gradient(self.network, g)
             self.descend(loss, self.optimizer)
             return loss.detach(), g
@@ -93,6 +103,10 @@ class AGEM(Learner):
         loss = self.take("any task", t, step, x, y, self.mask(t), draw=sample)
         self.memory.put(x, t, y, self.mask(t))
         return loss
+
+    def combined(self, g: Tensor, loss: Tensor, g_ref: Tensor, loss_ref: Tensor) -> Tensor:
+        """What is stepped along: g, without what goes against g_ref."""
+        return self.project(g, g_ref[None])
 
     def own_parts(self) -> Sequence[object]:
         return (self.project,)
