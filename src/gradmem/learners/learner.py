@@ -545,9 +545,9 @@ class Learner(Stepping, ABC):
         with self._lock, uninterrupted():
             if self._guard is not None:
                 self._guard.clear()
-            state = own_part(state, self.processes, getattr(self, "memory", None))
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
+                state = own_part(state, self.processes, getattr(self, "memory", None))
                 check_state(state, compared_settings(type(self), self.settings), before)
                 boundaries = restored(self._boundaries, state.get("boundaries"))
                 self._set_state(state)

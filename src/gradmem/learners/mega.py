@@ -70,5 +70,6 @@ class MEGA(AGEM):
         across = g_ref - (along @ g_ref) * along  # sin θ and cos θ, in units of |g_ref|
         sine = across.norm()
         beta = torch.atan2(loss_ref * sine, loss * g_ref.norm() + loss_ref * (along @ g_ref))
-        turned: Tensor = along * beta.cos() + across / sine.clamp(min=tiny) * beta.sin()
-        return turned * g.norm()
+        turned = along * beta.cos() + across / sine.clamp(min=tiny) * beta.sin()
+        mixed: Tensor = turned * g.norm()
+        return mixed
