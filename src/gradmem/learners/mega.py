@@ -6,6 +6,7 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from gradmem.learners.agem import AGEM, Averaging
 from gradmem.validation import non_negative, one_of
@@ -65,11 +66,14 @@ class MEGA(AGEM):
             small = loss <= self.epsilon
             share = torch.where(small, 1.0, loss_ref / loss)
             return g * ~small + g_ref * share
-        tiny = torch.finfo(g.dtype).tiny
-        along = g / g.norm().clamp(min=tiny)
-        across = g_ref - (along @ g_ref) * along  # sin θ and cos θ, in units of |g_ref|
-        sine = across.norm()
-        beta = torch.atan2(loss_ref * sine, loss * g_ref.norm() + loss_ref * (along @ g_ref))
-        turned = along * beta.cos() + across / sine.clamp(min=tiny) * beta.sin()
-        mixed: Tensor = turned * g.norm()
-        return mixed
+        along, length = _direction(g)
+        cosine = along @ g_ref  # of θ, in units of |g_ref|, as the sine is
+        across, sine = _direction(g_ref - cosine * along)
+        beta = torch.atan2(loss_ref * sine, loss * vector_norm(g_ref) + loss_ref * cosine)
+        return length * (along * beta.cos() + across * beta.sin())
+
+
+def _direction(v: Tensor) -> tuple[Tensor, Tensor]:
+    """A vector's direction, of length one, and its length; of no length, zeros."""
+    length: Tensor = vector_norm(v)
+    return v / length.clamp(min=torch.finfo(v.dtype).tiny), length
