@@ -23,7 +23,7 @@ test: lint
 	$(BIN)/pytest
 
 docs: $(VENV)/.ready-docs
-	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	$(BIN)/python scripts/check_site.py docs/_build/html
 
 wheel: $(VENV)/.ready

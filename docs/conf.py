@@ -93,20 +93,18 @@ def as_code_or_link(app, what, name, obj, options, lines):
     """In docstrings, `name` is a link where it is a public name of gradmem, else code."""
 
     def replaced(found):
-        text = found[1]
+        text, letter = found[1], found[2]
         bare = text.removeprefix("gradmem.").removeprefix("gm.")
-        if bare in gradmem.__all__ and bare != "networks":
-            return f":py:obj:`{text} <gradmem.{bare}>`"
-        return f"``{text}``"
+        public = bare in gradmem.__all__ and bare != "networks"
+        marked = f":py:obj:`{text} <gradmem.{bare}>`" if public else f"``{text}``"
+        return marked + (f"\\ {letter}" if letter else "")  # a letter right after it, as in `Task`s
 
     # Names of parameters that do not fit one line: one list, as it is meant.
     text = re.sub(r",\n +(?=[a-z_, ]+\n +See `)", ", ", "\n".join(lines))
-    text = re.sub(
-        r"^(?!\s*(>>>|\.\.\.)).*\|.*$", lambda line: line[0].replace("|", r"\|"), text, flags=re.M
-    )
-    # A letter right after code, as in `Task`s, needs a mark that there is no space.
-    text = re.sub(r"(?<![`:\w])`([^`]+)`(?=\w)", r"`\1`\\ ", text)
-    lines[:] = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", replaced, text).split("\n")
+    # |g| is a length, not a substitution of reStructuredText.
+    bars = r"^(?!\s*(>>>|\.\.\.)).*\|.*$"
+    text = re.sub(bars, lambda line: line[0].replace("|", r"\|"), text, flags=re.MULTILINE)
+    lines[:] = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])(\w?)", replaced, text).split("\n")
 
 
 def inline_math(self, node):
