@@ -94,8 +94,10 @@ class Replicated(Processes):
             return self._in_step(engine, past, range(start, min(stop, len(past))), shares.tolist())
         G = engine(self._stacks(past, work, places))
         order = sorted(range(len(places)), key=lambda i: (places[i] in work.copied, i))
-        back = torch.tensor(order).argsort()
-        return G[back.to(G.device)] * shares[places].to(G)[:, None]
+        if order != sorted(order):  # rows from copies came last
+            G = G[torch.tensor(order).argsort().to(G.device)]
+        counts = shares[places]
+        return G if bool((counts == 1).all()) else G * counts.to(G)[:, None]
 
     def _in_step(
         self, engine: MemoryGradients, past: Past, places: Sequence[int], shares: list[float]
