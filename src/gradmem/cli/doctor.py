@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,8 @@ from gradmem.evaluation.machine import versions
 
 __all__ = ["doctor_command"]
 
-#: Libraries that are not installed with gradmem: what for, and the extra that brings them.
-EXTRAS = {
-    "transformers": ("Hugging Face's Trainer", "transformers"),
-    "peft": ("LoRA", "peft"),
-    "lightning": ("Lightning", "lightning"),
-    "tensorboard": ("--tensorboard", "tensorboard"),
-}
+#: Extras that are for working on gradmem, not with it.
+OURS = ("dev", "docs")
 #: Data set → how it is read, its folder in the cache, and its name for `gradmem data --set`.
 SETS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "MNIST": (load_mnist, "mnist", "mnist"),
@@ -55,11 +51,21 @@ def _versions() -> Iterator[Line]:
     known = versions()
     for name in ("gradmem", "python", "torch", "numpy"):
         yield name, known[name], ""
-    for name, (what_for, extra) in EXTRAS.items():
+    for name, extra in _optional().items():
         try:
-            yield name, f"{version(name)}, for {what_for}", ""
+            yield name, version(name), ""
         except PackageNotFoundError:
-            yield name, f"not installed, for {what_for}", f'pip install "gradmem[{extra}]"'
+            yield name, "not installed", f'pip install "gradmem[{extra}]"'
+
+
+def _optional() -> dict[str, str]:
+    """Libraries that gradmem can work with, and the extra that brings each."""
+    extras: dict[str, str] = {}
+    for line in requires("gradmem") or ():
+        found = re.match(r"""([\w.-]+).*extra == ["']([\w-]+)["']""", line)
+        if found and found[1] != "gradmem" and found[2] not in OURS:
+            extras.setdefault(found[1], found[2])
+    return extras
 
 
 def _machine() -> Iterator[Line]:
