@@ -72,6 +72,12 @@ def test_a_lightning_module_forgets_less_with_a_callback():
     assert main(gem=True) > max(0.6, main(gem=False) + 0.15)
 
 
+def test_jacobian_descent_with_a_memory_forgets_less():
+    pytest.importorskip("torchjd")
+    main = main_of("torchjd_upgrad")
+    assert main(jacobian_descent=True) > max(0.6, main(jacobian_descent=False) + 0.2)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short(path):
     limit = {"own_benchmark": 40, "trainer_lora": 35, "lightning_gem": 45}.get(path.stem, 30)

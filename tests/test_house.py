@@ -14,6 +14,7 @@ FLOORS = [
     {"checkpoint", "cuda", "data", "networks", "published"},
     {"memory", "streams", "projection"},
     {"gradients"},
+    {"distributed"},
     {"gradient_memory"},
     {"learners"},
     {"checks", "evaluation"},

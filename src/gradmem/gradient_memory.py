@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradmem.checkpoint import CheckpointError, load_state, save_state
+from gradmem.checkpoint import CheckpointError, load_state
 from gradmem.cuda.devices import is_recording
+from gradmem.distributed import Past, processes_of
+from gradmem.distributed.states import own_part, save_together
 from gradmem.gradients import (
     Criterion,
     Forward,
     Gradients,
-    GramGradients,
     Inputs,
     Loss,
     MemoryGradients,
@@ -31,7 +32,7 @@ from gradmem.gradients import (
     longest,
 )
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
-from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
+from gradmem.memory import EpisodicMemory, Masks, Policy, Stack, memory_of
 from gradmem.projection import Projection, Shortlist
 from gradmem.streams.mixed import is_mixed, parts_of
 from gradmem.trees import Tree, leaves
@@ -71,16 +72,22 @@ class GradientMemory:
 
     The loop stays yours: your forward pass, autocast, accumulation, clipping and optimizer.
 
+    Under `DistributedDataParallel` or `fully_shard` (FSDP2) every process has a memory of its own
+    part of the stream, and all take the same steps: `project_`, `step`, `around_step`, `gradients`,
+    `save` and `load` are called by all of them (docs/DISTRIBUTED.md).
+
     Parameters
     ----------
     model
-        Any module. Its parameters that require gradients are those that are projected; it is used
-        in the mode (train or eval) that its modules are in. With batch norm in train mode, a pass
-        over the memories moves the running statistics, as any pass does.
+        Any module, or one wrapped by DDP or sharded by FSDP2. Its parameters that require gradients
+        are those that are projected; it is used in the mode (train or eval) that its modules are
+        in. With batch norm in train mode, a pass over the memories moves the running statistics, as
+        any pass does.
     loss
         `loss(outputs, y)`: one value per example, or their mean; None for cross-entropy.
     memories, budget, keep
-        Examples remembered per task, or in all, and which (see `EpisodicMemory`).
+        Examples remembered per task, or in all, and which (see `EpisodicMemory`). These are limits
+        of all processes together.
     margin, margin_rule
         γ ≥ 0, the paper's memory strength, and what it does (see `project`).
     constraints
@@ -152,18 +159,21 @@ class GradientMemory:
             raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
         if not parameters(model):
             raise ValueError("model has no parameter that learns (requires_grad)")
-        self.model = model
+        self.model, self.processes = processes_of(model)
         self.constrain = one_of("constrain", constrain, CONSTRAINED)
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
         self.steps = self.skipped = 0
         self._task: Hashable | None = None
         self.memory = memory_of(memory, memories, budget, keep)
+        if self.processes is not None:
+            self.memory.split(self.processes.rank, self.processes.size)
+            self.processes.check(gradients, constraints)
         self.project = Projection(margin, margin_rule)
         # A margin may push a step over a constraint; an update is put back with this one.
         self._project_again = Projection()
         self.shortlist = None if constraints is None else Shortlist(constraints)
         self.engine = MemoryGradients(
-            objective or Objective(model, Criterion(loss), Forward(transform)),
+            objective or Objective(self.model, Criterion(loss), Forward(transform)),
             gradients,
             tasks_per_chunk,
             memory_limit,
@@ -171,8 +181,8 @@ class GradientMemory:
         )
         attach(self.memory, self.engine.objective)
         self._inputs = Inputs(self.engine.objective.criterion)
-        self._weights = parameters(model)
-        self._last: list[Stack] | None = None
+        self._weights = parameters(self.model)
+        self._last: list[Stack] | Past | None = None
 
     def add(self, x: Tree, t: Any, y: Tree) -> None:
         """Remember x: (n, …) and y: (n, …) of task t; trees of tensors, kept as they come.
@@ -184,7 +194,8 @@ class GradientMemory:
         parts = parts_of(x, t, y) if is_mixed(t) else [(x, t, y)]
         for part_x, one, part_y in parts:
             self.memory.check(part_x, descriptor(one), part_y)
-        if leaves(x)[0].device.type == "cpu" and self.engine.objective.own_loss is None:
+        alone = self.processes is None or self.processes.passes_alone
+        if alone and leaves(x)[0].device.type == "cpu" and self.engine.objective.own_loss is None:
             self._inputs.check_x(x, self._evaluated)
             self._inputs.check_y(x, y, self._evaluated)
         for part in parts:
@@ -239,7 +250,7 @@ class GradientMemory:
 
     @contextmanager
     def constrained(
-        self, past: list[Stack], G: Gradients, g: Tensor | None = None
+        self, past: list[Stack] | Past, G: Gradients, g: Tensor | None = None
     ) -> Iterator[None]:
         """`around_step` for G: (k, p) at the memories `past`; the gradient lies in `.grad`.
 
@@ -253,8 +264,8 @@ class GradientMemory:
             yield
         else:
             self._require_finite(G, g)
-            before = [w.detach().clone() for w in self._weights]
-            length = (self._gradient() if g is None else g).norm()
+            before = [w.detach().clone() for w in self._own()]
+            length = self._length(self._gradient() if g is None else g)
             yield
             with self._counting_skips(G):
                 self._project_update(past, G, before, length)
@@ -270,20 +281,48 @@ class GradientMemory:
             self.skipped += 1
 
     def with_batch(
-        self, past: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
-    ) -> tuple[list[Stack], Gradients, Tensor, Tensor]:
+        self,
+        past: list[Stack] | Past,
+        x: Tree,
+        t: Hashable,
+        y: Tree,
+        mask: Tensor | None = None,
+    ) -> tuple[list[Stack] | Past, Gradients, Tensor, Tensor]:
         """The constraints of a step, G: (k, p), and g: (p,) and the loss: () of a batch of task t.
 
-        For `past` and `mask`, see `EpisodicMemory.others` and `MemoryGradients.with_batch`.
+        For `past` and `mask`, see `others` and `MemoryGradients.with_batch`.
         """
+        if isinstance(past, Past):
+            assert self.processes is not None
+            batch = Stack.of_batch(x, y, mask, t)
+            return past, *self.processes.with_batch(self.engine, past, batch)
         if not self.selects(past):
             return past, *self.engine.with_batch(past, x, t, y, mask)
         _, g, loss = self.engine.with_batch([], x, t, y, mask)
         return *self._most_violated(past, g), g, loss
 
-    def selects(self, past: list[Stack]) -> bool:
+    def others(self, t: Hashable, masks: Masks | None = None, batch: int = 0) -> list[Stack] | Past:
+        """The constraints of a step on task t; those that all processes agree on, if several.
+
+        `masks` says which outputs are the tasks', `batch` how many examples the step learns from.
+        """
+        if self.processes is not None:
+            return self.processes.past(t, self.memory, masks, batch)
+        return self.memory.others(t) if masks is None else self.memory.others(t, masks)
+
+    def differs(self, past: list[Stack] | Past) -> bool:
+        """Whether what is computed differs from step to step, or waits for other processes."""
+        return isinstance(past, Past) or self.selects(past) or not self.engine.stores(past)
+
+    def places(self, past: list[Stack] | Past) -> Hashable:
+        """What says where the memories of a step lie, for one that does not differ."""
+        return () if isinstance(past, Past) else tuple(stack.key for stack in past)
+
+    def selects(self, past: list[Stack] | Past) -> bool:
         """Whether there are more constraints than a step may have."""
-        return self.shortlist is not None and sum(map(len, past)) > self.shortlist.most
+        if self.shortlist is None or isinstance(past, Past):
+            return False
+        return sum(map(len, past)) > self.shortlist.most
 
     def _most_violated(self, past: list[Stack], g: Tensor) -> tuple[list[Stack], Tensor]:
         """Those constraints of a step along g: (p,) that it may violate, and their G: (k, p)."""
@@ -305,8 +344,15 @@ class GradientMemory:
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
         """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
 
-        Tasks that share their memories have one row.
+        Tasks that share their memories have one row. Of several processes, all tasks that any of
+        them remembers, in an order that they agree on; under FSDP, this process's columns.
         """
+        if self.processes is not None:
+            if tasks is not None:
+                raise ValueError(f"several processes compute all tasks, got {tasks=}")
+            self.follow_model()
+            past = self.processes.past(None, self.memory)
+            return self.processes.gradients(self.engine, past).whole()
         tasks = list(self.memory if tasks is None else tasks)
         if unknown := [t for t in tasks if t not in self.memory]:
             raise KeyError(f"no examples of task {unknown[0]!r} are remembered")
@@ -340,20 +386,24 @@ class GradientMemory:
         found = self.project.last
         if self._last is None or found is None:
             return None
-        tasks = tuple(t for stack in self._last for t in stack.tasks)
+        if isinstance(self._last, Past):
+            tasks = self._last.tasks
+        else:
+            tasks = tuple(t for stack in self._last for t in stack.tasks)
         signs = zip(tasks, found.cosines.tolist(), strict=True)
         violated = tuple(t for t, cosine in signs if cosine < 0)
         return LastProjection(tasks, violated, found.cosines, found.v)
 
     def state_dict(self) -> dict[str, Any]:
         """What is remembered, and the counts; model and optimizer have states of their own."""
-        return {
+        state = {
             "memory": self.memory.state_dict(),
             "counts": self.project.counts(),
             "progress": (self.steps, self.skipped),
             "shortlist": None if self.shortlist is None else self.shortlist.state_dict(),
             "method": self.engine.method,
         }
+        return state if self.processes is None else state | {"process": self.processes.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave, with the memories on the model's device.
@@ -362,7 +412,7 @@ class GradientMemory:
         """
         before = self.state_dict()
         try:
-            self._set_state(state)
+            self._set_state(own_part(state, self.processes, self.memory))
         except Exception as error:
             self._set_state(before)
             raise ValueError(f"the state does not fit this memory: {error}") from error
@@ -408,7 +458,9 @@ class GradientMemory:
             name: one.state_dict() if hasattr(one, "state_dict") else one
             for name, one in others.items()
         }
-        save_state(path, {**self.state_dict(), "others": states}, "GradientMemory")
+        save_together(
+            path, {**self.state_dict(), "others": states}, "GradientMemory", self.processes
+        )
 
     def load(self, path: str | os.PathLike[str], /, **others: Any) -> dict[str, Any]:
         """Go on from a file that `save` wrote, with the memories on the model's device.
@@ -437,6 +489,8 @@ class GradientMemory:
             if not hasattr(one, "load_state_dict"):
                 raise TypeError(f"{name} must have load_state_dict, got {type(one).__name__}")
         parts = [(one, rest.pop(name)) for name, one in others.items()]
+        if self.processes is not None:
+            parts = [(one, self.processes.sharded(own, one)) for one, own in parts]
         parts.append((self, state))
         before = [(one, copy.deepcopy(one.state_dict())) for one, _ in parts]
         try:
@@ -458,15 +512,33 @@ class GradientMemory:
             f"constrain={self.constrain!r}, {len(memory)} tasks)"
         )
 
-    def _past(self, t: Hashable) -> list[Stack]:
+    def _past(self, t: Hashable) -> list[Stack] | Past:
         self.follow_model()
         self._last = None
         self.steps += 1
         self._task = t
-        return self.memory.others(descriptor(t))
+        return self.others(descriptor(t))
+
+    def _own(self) -> Sequence[Tensor]:
+        """The parameters, or this process's shards of them."""
+        return self._weights if self.processes is None else self.processes.local(self._weights)
+
+    def _length(self, z: Tensor) -> Tensor:
+        """|z|: () of a vector over all parameters."""
+        length: Tensor = z.norm() if self.processes is None else self.processes.length(z)
+        return length
+
+    def set_gradient(self, g: Tensor) -> None:
+        """Make g: (p,) the parameters' `.grad`; under FSDP, this process's part of it."""
+        if self.processes is None:
+            set_gradient(self.model, g)
+        else:
+            self.processes.set_gradient(self._weights, g)
 
     def follow_model(self) -> None:
         """Notice a model whose layers were replaced, widened, frozen or unfrozen."""
+        if self.processes is not None:
+            self.processes.settle()
         weights = parameters(self.model)
         if len(weights) != len(self._weights) or any(
             one is not other for one, other in zip(weights, self._weights, strict=True)
@@ -477,21 +549,28 @@ class GradientMemory:
                 self.shortlist.forget()
             self._inputs.forget()
 
-    def _finite_gradients(self, past: list[Stack]) -> tuple[list[Stack], Gradients] | None:
+    def _finite_gradients(
+        self, past: list[Stack] | Past
+    ) -> tuple[list[Stack] | Past, Gradients] | None:
         """The constraints of a step and G: (k, p); None if it or `.grad` is not finite.
 
         Raises then, unless such steps are skipped. A G that is not stored is not known yet.
         """
         on_gpu = self._weights[0].is_cuda
-        grads = [w.grad for w in self._weights if w.grad is not None]
+        grads: Sequence[Tensor] = [w.grad for w in self._weights if w.grad is not None]
+        if self.processes is not None:
+            grads = self.processes.local(grads)
         if not on_gpu and not self._is_finite(grads):
             return None
         G: Gradients
-        if self.selects(past):
+        if isinstance(past, Past):
+            assert self.processes is not None
+            G = self.processes.gradients(self.engine, past)
+        elif self.selects(past):
             past, G = self._most_violated(past, self._gradient())
         else:
             G = self.engine.at(past)
-        if isinstance(G, GramGradients):
+        if not isinstance(G, Tensor):
             known = not on_gpu or self._is_finite(grads)
         elif on_gpu:  # which is waited for once
             known = is_recording() or self._is_finite([*grads, G])
@@ -499,9 +578,10 @@ class GradientMemory:
             known = self.not_finite == "stop" or self._is_finite([G])
         return (past, G) if known else None
 
-    def _is_finite(self, gradients: list[Tensor]) -> bool:
+    def _is_finite(self, gradients: Sequence[Tensor]) -> bool:
         """Whether gradients are finite; raises unless such steps are skipped."""
-        total = float(sum((gradient.sum() for gradient in gradients), torch.zeros(())))
+        summed = sum((gradient.sum() for gradient in gradients), torch.zeros(()))
+        total = float(summed if self.processes is None else self.processes.agree(summed))
         if math.isfinite(total):
             return True
         if self.not_finite == "stop":
@@ -518,7 +598,7 @@ class GradientMemory:
 
         On a GPU, which nothing waits for, g becomes what a step would be refused for.
         """
-        if isinstance(G, GramGradients):
+        if not isinstance(G, Tensor):
             return  # it is not known before the step
         if not G.is_cuda:
             if not G.sum().isfinite():
@@ -529,18 +609,22 @@ class GradientMemory:
             set_gradient(self.model, g.masked_fill_(bad, float("nan")))
 
     def _gradient(self) -> Tensor:
+        if self.processes is not None:
+            return self.processes.gradient(self._weights)
         return flat([w.grad for w in self._weights], self._weights)
 
     @torch.no_grad()
-    def _project_gradient(self, past: list[Stack], G: Gradients, g: Tensor | None = None) -> None:
+    def _project_gradient(
+        self, past: list[Stack] | Past, G: Gradients, g: Tensor | None = None
+    ) -> None:
         """Equation 12, on `.grad`."""
         given = self._gradient() if g is None else g
         g_tilde = self.project(given, G)
         self._last = past
         if g_tilde is given:
             return
-        if g is not None:
-            set_gradient(self.model, g_tilde)
+        if g is not None or not self._has_whole_gradients():
+            self.set_gradient(g_tilde)
             return
         for w, part in zip(self._weights, split(g_tilde, self._weights), strict=True):
             if w.grad is not None:
@@ -548,26 +632,30 @@ class GradientMemory:
             elif bool(part.any()):  # the loss does not depend on it, a remembered task's does
                 w.grad = part.clone()
 
+    def _has_whole_gradients(self) -> bool:
+        return self.processes is None or self.processes.passes_alone
+
     @torch.no_grad()
     def _project_update(
-        self, past: list[Stack], G: Gradients, before: list[Tensor], length: Tensor
+        self, past: list[Stack] | Past, G: Gradients, before: list[Tensor], length: Tensor
     ) -> None:
         """Take back of the step that was made what goes against a remembered task.
 
         `before` are the parameters before it, `length` is that of the gradient.
         """
-        u = flat([b - w for b, w in zip(before, self._weights, strict=True)], self._weights)
-        with self._put_back(before) if isinstance(G, GramGradients) else nullcontext():
+        own = self._own()
+        u = flat([b - w for b, w in zip(before, own, strict=True)], own)
+        with nullcontext() if isinstance(G, Tensor) else self._put_back(before):
             # The margin is in units of the gradient; under plain SGD the ratio is the learning
             # rate. |g| may vanish while momentum still moves the parameters.
             size = torch.maximum(length, longest(G, u).to(length) / 10)
-            scale = u.norm() / size.clamp(min=torch.finfo(size.dtype).tiny)
+            scale = self._length(u) / size.clamp(min=torch.finfo(size.dtype).tiny)
             u_tilde = self.project(u, G, scale)
             self._last = past
             if self.project.margin:
                 u_tilde = self._project_again(u_tilde, G)
         if u_tilde is not u:
-            for w, change in zip(self._weights, split(u - u_tilde, self._weights), strict=True):
+            for w, change in zip(own, split(u - u_tilde, own), strict=True):
                 w.add_(change)
 
     @contextmanager
@@ -576,11 +664,12 @@ class GradientMemory:
 
         After an error they stay.
         """
-        after = [w.detach().clone() for w in self._weights]
-        for w, value in zip(self._weights, before, strict=True):
+        own = self._own()
+        after = [w.detach().clone() for w in own]
+        for w, value in zip(own, before, strict=True):
             w.copy_(value)
         yield
-        for w, value in zip(self._weights, after, strict=True):
+        for w, value in zip(own, after, strict=True):
             w.copy_(value)
 
     def _leave_out(self, optimizer: Optimizer, G: Gradients) -> None:
@@ -591,7 +680,7 @@ class GradientMemory:
         if not any(id(w) in owned for w in self._weights):
             raise ValueError("optimizer must have parameters of the model, got one without any")
         others = [w for w in self._weights if id(w) not in owned]
-        if isinstance(G, GramGradients):
+        if not isinstance(G, Tensor):
             G.leave_out(others)
         elif others:
             rows = rows_by_parameter(G, self._weights)

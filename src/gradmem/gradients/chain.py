@@ -19,7 +19,7 @@ from gradmem.gradients.layer_rules import linear
 from gradmem.gradients.objective import Objective
 from gradmem.memory.stack import Stack
 
-__all__ = ["ChainGradients", "is_chain"]
+__all__ = ["ChainGradients", "chain_layers", "is_chain"]
 
 
 def is_chain(network: nn.Module) -> bool:
@@ -60,7 +60,7 @@ class ChainGradients:
             )
         weights = parameters(network)
         rows = [rows_by_parameter(out, weights) for _, out in parts]
-        blocks = _blocks(network)
+        blocks = chain_layers(network)
         starts = [0, *accumulate(map(len, given))]
         spans = [slice(start, stop) for start, stop in pairwise(starts)]
         n = starts[-1]
@@ -107,7 +107,7 @@ def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> None:
         torch.addmm(layer.bias, x, layer.weight.T, out=out)
 
 
-def _blocks(network: nn.Module) -> list[tuple[nn.Linear, bool]]:
+def chain_layers(network: nn.Module) -> list[tuple[nn.Linear, bool]]:
     """The linear layers, each with whether a ReLU follows."""
     blocks: list[tuple[nn.Linear, bool]] = []
     assert isinstance(network, nn.Sequential)

@@ -79,7 +79,8 @@ class MemoryGradients:
         self._buffer: Tensor | None = None
         self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
         self._tried = 1  # tasks in the last pass
-        self._moves_buffers = mixes_examples(self.objective.network)
+        #: Whether a pass changes the network's running statistics.
+        self.moves_buffers = mixes_examples(self.objective.network)
         self._segments: Segments | None = None
         vars(self).pop("most_stored", None)
 
@@ -208,7 +209,7 @@ class MemoryGradients:
                 self._shrink(k)
         # The batch goes first, as in a loop of one's own; where running statistics move, it goes
         # last, so that they end with the newest data.
-        if self._moves_buffers:
+        if self.moves_buffers:
             return self(stacks), *self._batch_alone(batch, g)
         g, loss = self._batch_alone(batch, g)
         return self(stacks), g, loss
@@ -217,6 +218,10 @@ class MemoryGradients:
         with torch.enable_grad(), computing_in("fp32", g.device):
             (loss,) = loop_gradients(self.objective, batch, g)
         return g[0], loss
+
+    def prepare(self, stacks: list[Stack]) -> None:
+        """Choose the way by these tasks, for those who then compute the rows of some at a time."""
+        self._ready(stacks)
 
     def _ready(self, stacks: list[Stack]) -> Method:
         """The method; it is chosen once there are two tasks to try it on, the loop until then."""
@@ -255,7 +260,7 @@ class MemoryGradients:
         On a GPU only: elsewhere nothing is tried again.
         """
         network = self.objective.network
-        if not self._moves_buffers or not parameters(network)[0].is_cuda or is_recording():
+        if not self.moves_buffers or not parameters(network)[0].is_cuda or is_recording():
             return []
         return [(buffer, buffer.clone()) for buffer in network.buffers()]
 

@@ -17,10 +17,19 @@ from gradmem.trees import Tree, leaves, size, take, tree_map
 __all__ = ["attach", "evaluating", "with_last_inputs"]
 
 
-def attach(memory: EpisodicMemory, objective: Objective) -> None:
-    """Let a memory's policy ask for what the objective's network makes of examples."""
-    made = (last_inputs, example_losses, example_gradients)
-    memory.attach(*(partial(function, objective) for function in made))
+def attach(
+    memory: EpisodicMemory, objective: Objective, labels: Callable[[Tree], Tree] | None = None
+) -> None:
+    """Let a memory's policy ask for what the objective's network makes of examples.
+
+    `labels` gives those of y, where a memory keeps more than labels.
+    """
+    memory.attach(
+        partial(last_inputs, objective),
+        partial(example_losses, objective),
+        partial(example_gradients, objective),
+        labels,
+    )
 
 
 @contextmanager

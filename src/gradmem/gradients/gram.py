@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ from gradmem.gradients.precision import computing_in
 from gradmem.gradients.segments import Block, Call, Pass, Segments
 from gradmem.memory.stack import Stack
 from gradmem.projection.blocks import inner_products
+from gradmem.projection.project import Unstored
 
-__all__ = ["Gradients", "GramGradients", "check_segments", "longest"]
+__all__ = ["Gradients", "GramGradients", "add_products", "check_segments", "longest"]
 
 #: Gradients of tasks are kept for Gᵀv up to this many times the size of the parameters.
 COPIES = 3
@@ -87,6 +89,11 @@ class GramGradients:
                     return self._products(z)
             except _SharedError as error:  # found out once
                 self.segments.shared.add(error.block)
+
+    def square(self, z: Tensor) -> Tensor:
+        """|z|²: () in double precision."""
+        length: Tensor = torch.linalg.vector_norm(z, dtype=torch.float64)
+        return length.square()
 
     def leave_out(self, weights: Iterable[nn.Parameter]) -> None:
         """Take these parameters' gradients as zero."""
@@ -172,7 +179,7 @@ class GramGradients:
         rows = self._rows.get(block)
         if rows is None:
             return
-        _add_products(total, rows, z[block.start : block.stop])
+        add_products(total, rows, z[block.start : block.stop])
         if not keep and rows.nbytes > self._left:
             del self._rows[block]
         elif not keep:
@@ -209,13 +216,21 @@ class GramGradients:
         return min(COPIES, tasks) * total + tasks * max([0, *sizes])
 
 
-#: G: (k, p), stored or not.
-Gradients = Tensor | GramGradients
+class Elsewhere(Unstored, Protocol):
+    """A G: (k, p) that is no tensor: not stored, or stored by several processes."""
+
+    def leave_out(self, weights: Iterable[nn.Parameter], /) -> None:
+        """Take these parameters' gradients as zero."""
+        ...
+
+
+#: G: (k, p), a tensor or not.
+Gradients = Tensor | Elsewhere
 
 
 def longest(G: Gradients, z: Tensor) -> Tensor:
-    """The length of the longest row of G: (); if it is not stored, found along with Gz."""
-    if isinstance(G, GramGradients):
+    """The length of the longest row of G: (); if it is no tensor, found along with Gz."""
+    if not isinstance(G, Tensor):
         GGt, _ = G.products(z)
         return GGt.diagonal().max().sqrt()
     length: Tensor = torch.linalg.vector_norm(G, dim=1).max()
@@ -254,7 +269,7 @@ def _gives_more(call: Call) -> bool:
     return given > sum(w.nbytes for w in call.weights)
 
 
-def _add_products(total: Tensor, rows: Tensor, z: Tensor) -> None:
+def add_products(total: Tensor, rows: Tensor, z: Tensor) -> None:
     """Add rows rowsᵀ and rows z to total: (k, k + 1), for rows: (k, n) and z: (n,)."""
     k = len(rows)
     if rows.is_cuda and has_triton():

@@ -8,14 +8,30 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from gradmem.gradient_memory import GradientMemory
-from gradmem.gradients import set_gradient
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
-from gradmem.trees import Tree
+from gradmem.trees import Tree, size
 
-__all__ = ["GEM"]
+__all__ = ["GEM", "Constraining"]
+
+
+class Constraining(Common, total=False):
+    """What GEM can be given by keyword."""
+
+    memory: EpisodicMemory | None
+    memories: int
+    budget: int | None
+    keep: str | Policy
+    margin: float
+    margin_rule: str
+    constrain: str
+    constraints: int | None
+    gradients: str
+    tasks_per_chunk: int | None
+    memory_limit: int | None
+    precision: str
 
 
 class GEM(Learner):
@@ -29,10 +45,13 @@ class GEM(Learner):
     network as it learns, normalising each task's memories by themselves; the running statistics
     that predictions use move all the time. A task's inputs have one shape.
 
+    With a network that is wrapped by DDP or sharded by FSDP2, every process observes its own part
+    of each batch and remembers its own part of the memories (docs/DISTRIBUTED.md).
+
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
-    seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -70,6 +89,8 @@ class GEM(Learner):
     Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NIPS 2017.
     """
 
+    distributes = True
+
     def __init__(
         self,
         network: nn.Module,
@@ -103,29 +124,36 @@ class GEM(Learner):
             memory_limit=memory_limit,
             precision=precision,
         )
+        self.processes = self.constraints.processes
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
-        past = self.memory.others(t, self.masks)
+        past = self.constraints.others(t, self.masks, size(x))
 
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
-            set_gradient(self.network, g)
-            if chosen and self.constraints.constrain == "update" and not self.graphed.records(x):
+            self.constraints.set_gradient(g)
+            may_fail_late = not (g.is_cuda and isinstance(G, Tensor))
+            if chosen and self.constraints.constrain == "update" and may_fail_late:
                 self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
             return loss, past, G, g
 
-        if self.constraints.selects(past) or not self.constraints.engine.stores(past):
+        if self.constraints.differs(past):
             self.graphed.enabled = False  # what is computed differs from step to step
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
-        loss = self.take(tuple(stack.key for stack in past), t, step, x, y, mask)
-        self.memory.put(x, t, y, mask)  # at the end: what could not be learned is not remembered
+        loss = self.take(self.constraints.places(past), t, step, x, y, mask)
+        # at the end: what could not be learned is not remembered
+        self.memory.put(x, t, self.remembered(x, t, y), mask)
         return loss
+
+    def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
+        """What is remembered as y of a mini-batch, of y's kind, after the step on it."""
+        return y
 
     def own_parts(self) -> Sequence[object]:
         own = self.constraints

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from gradmem.checkpoint import load_state, save_state
+from gradmem.checkpoint import load_state
 from gradmem.cuda.devices import current_device
+from gradmem.distributed import processes_of
+from gradmem.distributed.states import own_part, save_together
 from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
 from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.boundaries import Boundaries, InferredTask, Rule, restored
@@ -56,7 +58,9 @@ class Learner(Stepping, ABC):
     ----------
     network
         Any module. It is trained in place and in the mode (train or eval) that its modules are in.
-        The parameters that require gradients now are those that learn.
+        The parameters that require gradients now are those that learn. `Single` and `GEM` also take
+        a module that is wrapped by DDP or sharded by FSDP2: every process then observes its part of
+        each batch (docs/DISTRIBUTED.md).
     lr
         Learning rate of plain SGD; `optimizer` replaces it.
     optimizer
@@ -83,6 +87,13 @@ class Learner(Stepping, ABC):
         river's `ADWIN()`). A detector is given each batch's mean loss in evaluation mode before
         the batch is learned, which on a GPU waits for it; where it detects a change, the batch
         begins a new task. The learner has a copy of its own.
+    average
+        Decay, between 0 and 1, of an exponential average of the weights, which predictions are
+        made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
+        themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
+        too. None for no average.
+    glances
+        Steps on each mini-batch; what is remembered of it is remembered once, after the last.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -111,6 +122,10 @@ class Learner(Stepping, ABC):
     shares_outputs = True
     #: Whether one network is trained in place, whose layers may be replaced or widened.
     one_network = True
+    #: Whether several processes can train the network together.
+    distributes = False
+    #: What makes the loss of outputs and y.
+    criterion_kind: type[Criterion] = Criterion
     settings: dict[str, Any]
 
     def __new__(cls, *args: Any, **settings: Any) -> Learner:
@@ -141,6 +156,8 @@ class Learner(Stepping, ABC):
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
         boundaries: Rule | None = None,
+        average: float | None = None,
+        glances: int = 1,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -158,8 +175,11 @@ class Learner(Stepping, ABC):
             raise ValueError(f"lr is plain SGD's, and an optimizer was given, too: got lr={lr!r}")
         if grow and not self.one_network:
             raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
+        network, self.processes = processes_of(network)
+        if self.processes is not None:
+            self._check_distributed(grow)
         self.network = network
-        self.criterion = Criterion(loss)
+        self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
         self.passes = Forward(self.describing.of_x(transform))
         if decide is not None and not callable(decide):
@@ -179,8 +199,18 @@ class Learner(Stepping, ABC):
         self._inputs = Inputs(self.criterion)
         self._output_masks = OutputMasks()
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
-        self.prepare_steps(network, make, schedule, clip, seed, graphs)
+        self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances)
         self._lock = Lock()
+
+    def _check_distributed(self, grow: bool) -> None:
+        """Refuse what several processes cannot do together."""
+        if not self.distributes:
+            raise ValueError(
+                f"{type(self).__name__} learns in one process: give it the module itself; GEM and "
+                "Single take one that is wrapped by DDP or sharded by FSDP2"
+            )
+        if grow:
+            raise ValueError("grow is for one process: others may not see the new class")
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.settings.items())
@@ -199,6 +229,8 @@ class Learner(Stepping, ABC):
     def boundaries(self, rule: Rule | None) -> None:
         if self.tasks:
             raise ValueError(f"boundaries cannot be changed after {len(self.tasks)} tasks, {rule=}")
+        if rule is not None and self.processes is not None:
+            raise ValueError("boundaries are for one process: others may find other tasks")
         self._boundaries = None if rule is None else Boundaries(rule)
 
     @property
@@ -258,6 +290,11 @@ class Learner(Stepping, ABC):
 
     def _observe_mixed(self, x: Tree, t: Any, y: Tree, look: bool) -> Tensor | None:
         """Learn from the examples of several tasks, a step for each task."""
+        if self.processes is not None:
+            raise ValueError(
+                "a mixed batch is a step for each of its tasks, and other processes may have "
+                "others: let t be one task in each process"
+            )
         parts = parts_of(x, t, y)
         if look:
             for part in parts:
@@ -322,7 +359,23 @@ class Learner(Stepping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
-            return self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
+            self._taken = False
+            loss = self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
+            if not self._taken:  # a learner that steps its own way
+                self.average_weights(t)
+            if self.processes is not None:
+                self.processes.share_buffers(self.network)
+            return loss
+
+    def backward(self, loss: Tensor, n: int) -> Tensor:
+        """Add the gradient of n examples' mean loss to `.grad`; the loss.
+
+        Of several processes, of which each has n of its own, the mean is over all examples.
+        """
+        if self.processes is None:
+            loss.backward()
+            return loss
+        return self.processes.backward(loss, n, self._followed)
 
     def learn_from(self, stream: Iterable[tuple[Tree, ...]], *, progress: bool = True) -> Learner:
         """Observe all (x, t, y) of a stream, which may be endless; with boundaries also (x, y).
@@ -361,7 +414,7 @@ class Learner(Stepping, ABC):
         """Raise ValueError or TypeError if `observe` cannot take this."""
         self._follow_network()
         self.check_test(x, t, y)
-        if size(x) == 1:
+        if size(x) == 1 and self.processes is None:
             self._check_single(self.described(x, t), t)
 
     def check_test(self, x: Tree, t: Hashable, y: Tree) -> None:
@@ -475,6 +528,8 @@ class Learner(Stepping, ABC):
                 "descriptions": {t: as_description(t, d) for t, d in self.descriptions.items()},
                 **self.get_state(),
             }
+            if self.averaged is not None:
+                state["average"] = self.averaged.state_of(self.modules_by_task())
             if self._boundaries is not None:
                 state["boundaries"] = self._boundaries.state_dict()
             return copy.deepcopy(state)
@@ -492,11 +547,12 @@ class Learner(Stepping, ABC):
                 self._guard.clear()
             before, state = self.state_dict(), copy.deepcopy(state)
             try:
+                state = own_part(state, self.processes, getattr(self, "memory", None))
                 check_state(state, compared_settings(type(self), self.settings), before)
                 boundaries = restored(self._boundaries, state.get("boundaries"))
-                self.set_state(state)
+                self._set_state(state)
             except Exception as error:
-                self.set_state(before)
+                self._set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
@@ -506,19 +562,26 @@ class Learner(Stepping, ABC):
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
 
+    def _set_state(self, state: dict[str, Any]) -> None:
+        self.set_state(state)
+        if self.averaged is not None:
+            self.averaged.load(self.modules_by_task(), state["average"])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the learner's state to one file, from which nothing is executed when it is read.
 
         The file that was there stays until the new one is whole. It can be loaded on another
-        machine and device. Descriptors in it are texts, numbers, or tuples of them.
+        machine and device. Descriptors in it are texts, numbers, or tuples of them. Of several
+        processes all call this, and the first one writes.
         """
-        save_state(path, self.state_dict(), type(self).__name__)
+        save_together(path, self.state_dict(), type(self).__name__, self.processes)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file that `save` wrote; the learner's settings must be the same.
 
         Raises `CheckpointError` if the file is damaged, of something else or of a newer gradmem,
-        and ValueError if its state does not fit; the learner stays as it was then.
+        and ValueError if its state does not fit; the learner stays as it was then. All of several
+        processes read the file; there may be more or fewer of them than when it was written.
         """
         self.load_state_dict(load_state(path, type(self).__name__))
 
@@ -534,7 +597,10 @@ class Learner(Stepping, ABC):
         if self.grow:
             fit_outputs(self.network, state["network"])
             self._follow_network()
-        self.network.load_state_dict(state["network"])
+        network = state["network"]
+        if self.processes is not None:
+            network = self.processes.sharded(network, self.network)
+        self.network.load_state_dict(network)
         self.load_state_of(self.optimizer, state["optimizer"])
 
     def state_of(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -543,6 +609,9 @@ class Learner(Stepping, ABC):
 
     def load_state_of(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Let an `optimizer` take over the `state` that `state_of` gave."""
+        if self.processes is not None:
+            own = self.processes.sharded(state["optimizer"], optimizer)
+            state = {**state, "optimizer": own}
         load_optimizer(optimizer, self._schedules.get(optimizer), state)
 
     def _follow_network(self) -> None:
@@ -565,6 +634,8 @@ class Learner(Stepping, ABC):
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
         self._has_buffers = any(True for _ in self.network.buffers())
+        if self.averaged is not None:
+            self.averaged.forget_others(self.network)
         self._inputs.forget()
         self.graphed.forget()
 
@@ -592,10 +663,20 @@ class Learner(Stepping, ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @torch.no_grad()
-    def evaluated(self, x: Tree, t: Hashable | None) -> Any:
-        """Outputs in evaluation mode; every part is put back into the mode it was in."""
+    def evaluated(self, x: Tree, t: Hashable | None, *, live: bool = False) -> Any:
+        """Outputs in evaluation mode, of the averaged weights if there is an average.
+
+        With `live`, of the weights that learn.
+        """
         with self._evaluating(t) as module:
-            return self.passes(module, x)
+            if self.averaged is None or live:
+                return self.passes(module, x)
+            with self.averaged.standing_in(module):
+                return self.passes(module, x)
+
+    def modules_by_task(self) -> dict[Hashable, nn.Module]:
+        """The modules that learn: one for all tasks, under None, or one for each."""
+        return {None: self.network}
 
     @contextmanager
     def _evaluating(self, t: Hashable | None) -> Iterator[nn.Module]:

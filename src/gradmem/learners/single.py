@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from gradmem.learners.learner import Learner
-from gradmem.trees import Tree
+from gradmem.trees import Tree, size
 
 __all__ = ["Single"]
 
@@ -17,8 +17,8 @@ class Single(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
-    seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
 
     Examples
@@ -30,11 +30,13 @@ class Single(Learner):
     torch.Size([3])
     """
 
+    distributes = True
+
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
             self.optimizer.zero_grad()
             loss = self.loss(x, t, y, mask)
-            loss.backward()
+            loss = self.backward(loss, size(x))
             self.descend(loss, self.optimizer)
             return (loss.detach(),)
 

@@ -44,16 +44,17 @@ def memory_of(
     *,
     default: str = "last",
     seed: int = 0,
+    groups: int | None = None,
 ) -> EpisodicMemory:
     """The memory that was given, or one with these limits; not both.
 
     `default` is what `keep` is where nothing was said.
     """
     if memory is None:
-        return EpisodicMemory(memories, budget, keep, seed)
+        return EpisodicMemory(memories, budget, keep, seed, groups=groups)
     if not isinstance(memory, EpisodicMemory):
         raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
-    if memories != MEMORIES or budget is not None or keep != default:
+    if memories != MEMORIES or keep != default or (budget, groups) != (None, None):
         raise ValueError("memory has limits of its own: memories, budget and keep go without it")
     return memory
 
@@ -143,7 +144,30 @@ class EpisodicMemory:
         self._features: Features | None = None
         self._losses: Losses | None = None
         self._gradients: Gradients | None = None
+        self._in_all: tuple[int, int | None] | None = None
+        self._labels: Callable[[Tree], Tree] | None = None
         self._start()
+
+    def split(self, rank: int, processes: int) -> None:
+        """Become the part of one of several processes; the limits were those of all together.
+
+        What does not divide evenly goes to the first processes. Tasks do not share memories then:
+        a budget must have an example for each task in each process.
+        """
+        if len(self) or self._in_all is not None:
+            raise ValueError("memory must be a new one, of which each process becomes a part")
+        if self.most_groups is not None:
+            raise ValueError("groups are of one process: give the memory without them")
+        name = "memories" if self.budget is None else "budget"
+        limit = self.memories if self.budget is None else self.budget
+        if limit < processes:
+            raise ValueError(f"{name} must be at least the {processes} processes, got {limit}")
+        self._in_all = self.memories, self.budget
+        share = limit // processes + (rank < limit % processes)
+        if self.budget is None:
+            self.memories = share
+        else:
+            self.budget = share
 
     def _start(self) -> None:
         self._rows: dict[tuple[Kind, Kind], Rows] = {}
@@ -156,6 +180,7 @@ class EpisodicMemory:
         features: Features | None = None,
         losses: Losses | None = None,
         gradients: Gradients | None = None,
+        labels: Callable[[Tree], Tree] | None = None,
     ) -> None:
         """Say how a policy gets what a network makes of examples; learners do it themselves.
 
@@ -167,8 +192,12 @@ class EpisodicMemory:
             x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
         gradients
             x, t, y, mask → (n, q), by the weights that a policy is to compare examples by.
+        labels
+            y as it is kept → the labels, which a policy, losses and gradients are given; y itself
+            if None.
         """
         self._features, self._losses, self._gradients = features, losses, gradients
+        self._labels = labels
 
     def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
         """A memory with the same settings to which these were added, task → (x, y).
@@ -214,6 +243,11 @@ class EpisodicMemory:
     def _check_room(self, x: Tree, y: Tree) -> None:
         """Refuse a kind of examples for which no row can be made: no two rows can be joined."""
         full = self._n_rows == self.most_rows
+        if full and self._in_all is not None:
+            raise ValueError(
+                f"budget must have an example for each task in each process, and this one's part "
+                f"is {self.budget}, for {self._n_rows + 1} tasks"
+            )
         if full and (kind(x), kind(y)) not in self._rows and self._neighbours() is None:
             raise ValueError(
                 f"budget and groups must allow a row for each of {len(self._rows) + 1} kinds of "
@@ -236,7 +270,8 @@ class EpisodicMemory:
             self._version += 1  # it is among the others of its own task, too
 
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
-        return Offer(x, y, t, mask, self._features, self._losses, self._gradients)
+        labels = y if self._labels is None else self._labels(y)
+        return Offer(x, y, t, mask, self._features, self._losses, self._gradients, labels)
 
     def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Find a row for a task that was not observed before."""
@@ -327,6 +362,10 @@ class EpisodicMemory:
         """How many examples are kept for task t and those it shares its memories with."""
         return self._places[t][1].count
 
+    def seen(self, t: Hashable) -> int:
+        """How many examples were offered of task t and those it shares its memories with."""
+        return self._places[t][1].seen
+
     def stacks(self, tasks: Sequence[Hashable], masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for `tasks`, in their order, without a copy.
 
@@ -355,9 +394,16 @@ class EpisodicMemory:
         return self._others[1]
 
     def sample(
-        self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
+        self,
+        tasks: Sequence[Hashable],
+        n: int | None,
+        masks: Masks = _all_outputs,
+        *,
+        replace: bool = False,
     ) -> list[tuple[Tree, ...]]:
         """`n` examples of `tasks`, drawn without replacement (all of them if None or too few).
+
+        With `replace` they are n, and one may come twice.
 
         As batches (x, y), or (x, y, mask) where `masks` gives tasks outputs of their own: one batch
         per kind of examples. They are drawn by the global generator, which is the learner's own in
@@ -368,6 +414,8 @@ class EpisodicMemory:
         some_mask = next((mask for mask in own if mask is not None), None)
         total = sum(row.count for _, some in runs for row in some)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
+        if replace and n is not None and total:
+            chosen = torch.randint(total, (n,))
         batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
         for (rows, some), mask in zip(runs, own, strict=True):
@@ -379,7 +427,7 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [tree_map(lambda leaf: leaf.flatten(0, 1), part) for part in rows.view(some)]
-            if len(slots) < size(batch[1]):
+            if chosen is not None or len(slots) < size(batch[1]):
                 batch = [take(part, slots.to(rows.device)) for part in batch]
             batch = [to(part, rows.home) for part in batch]
             if some_mask is not None:  # then all batches have them
@@ -461,7 +509,7 @@ class EpisodicMemory:
             raise ValueError(f"groups must name the task {unnamed[0]!r}, whose memories there are")
 
     def _limits(self) -> tuple[Any, ...]:
-        limits = self.memories, self.budget, self.policy.name
+        limits = (*(self._in_all or (self.memories, self.budget)), self.policy.name)
         return limits if self.most_groups is None else (*limits, self.most_groups)
 
     def _rows_for(self, x: Tree, y: Tree, share: int) -> Rows:

@@ -22,10 +22,16 @@ COUNTS = ("violations", "violated_constraints", "active_constraints", "solver_st
 
 
 class Unstored(Protocol):
-    """What a projection needs of a G: (k, p) that is not stored."""
+    """What a projection needs of a G: (k, p) that is not stored, or not in one process."""
+
+    def __len__(self) -> int: ...
 
     def products(self, z: Tensor, /) -> tuple[Tensor, Tensor]:
         """GGᵀ: (k, k) and Gz: (k,) in double precision, for z: (p,)."""
+        ...
+
+    def square(self, z: Tensor, /) -> Tensor:
+        """|z|²: () in double precision."""
         ...
 
     def combine(self, v: Tensor, /) -> Tensor:
@@ -159,8 +165,7 @@ class Projection:
 
     def _from_products(self, g: Tensor, G: Unstored, scale: Tensor | None) -> Tensor:
         GGt, Gg = G.products(g)
-        length = torch.linalg.vector_norm(g, dtype=torch.float64)
-        weights = self.weights(GGt, Gg, length.square(), scale)
+        weights = self.weights(GGt, Gg, G.square(g), scale)
         if weights.isnan().any():
             raise FloatingPointError("the gradients at the memories are not finite")
         return G.combine(weights) if weights.any() else g

@@ -35,6 +35,8 @@ class Offer:
         Which outputs are the task's, (classes,); None if all are.
     features, losses, gradients
         What `EpisodicMemory.attach` was given.
+    labels
+        The labels in y, where more than they is kept; y itself if None.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Offer:
         features: Features | None = None,
         losses: Losses | None = None,
         gradients: Gradients | None = None,
+        labels: Tree = None,
     ) -> None:
         self.x, self.y, self.t, self.mask = x, y, t, mask
+        self.labels = y if labels is None else labels
         self._get_features, self._get_losses = features, losses
         self._get_gradients = gradients
 
@@ -90,13 +94,13 @@ class Offer:
     @cached_property
     def _losses(self) -> Tensor:
         assert self._get_losses is not None
-        found = self._get_losses(self.x, self.t, self.y, self.mask)
+        found = self._get_losses(self.x, self.t, self.labels, self.mask)
         return found.detach().double().nan_to_num(LARGEST, LARGEST, 0.0).clamp(0, LARGEST).cpu()
 
     @cached_property
     def _gradients(self) -> Tensor:
         assert self._get_gradients is not None
-        return _bounded(self._get_gradients(self.x, self.t, self.y, self.mask))
+        return _bounded(self._get_gradients(self.x, self.t, self.labels, self.mask))
 
 
 def _bounded(found: Tensor) -> Tensor:
