@@ -42,7 +42,7 @@ suppress_warnings = ["config.cache"]
 
 autodoc_member_order = "bysource"
 #: Libraries that integrations are for: their docstrings are read without them.
-autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
+autodoc_mock_imports = ["accelerate", "lightning", "torchjd", "transformers"]
 autodoc_typehints = "none"  # the docstrings say what a parameter is
 autoclass_content = "class"
 napoleon_google_docstring = False

@@ -105,7 +105,7 @@ class AGEM(Learner):
         return loss
 
     def combined(self, g: Tensor, loss: Tensor, g_ref: Tensor, loss_ref: Tensor) -> Tensor:
-        """What is stepped along: g, without what goes against g_ref."""
+        """What is stepped along: g, without what goes against g_ref; `loss`, `loss_ref` at both."""
         return self.project(g, g_ref[None])
 
     def own_parts(self) -> Sequence[object]:

@@ -149,7 +149,7 @@ class EpisodicMemory:
         self._start()
 
     def split(self, rank: int, processes: int) -> None:
-        """Become the part of one of several processes; the limits were those of all together.
+        """Become the part of process `rank` of `processes`; the limits were those of all together.
 
         What does not divide evenly goes to the first processes. Tasks do not share memories then:
         a budget must have an example for each task in each process.
