@@ -23,13 +23,19 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = (1400, 400)
 PROBE = """<script>
-window.addEventListener("load", () => setTimeout(() => {
-  const probe = document.createElement("pre");
-  probe.id = "probe";
-  probe.textContent = `${document.documentElement.scrollWidth} ${window.innerWidth}`;
-  document.body.append(probe);
-}, 200));
+window.addEventListener("load", () => setTimeout(() => parent.postMessage([
+  document.documentElement.scrollWidth,
+  window.innerWidth,
+  document.querySelector(".search-summary")?.textContent,
+], "*"), 500));
 </script></body>"""
+#: A window in a window: a browser's own is never narrower than 500 pixels.
+FRAME = """<!doctype html><meta charset="utf-8"><pre id="probe"></pre>
+<iframe src="{page}" style="width: {width}px; height: 2000px; border: 0"></iframe><script>
+window.addEventListener("message", ({{ data }}) => {{
+  document.getElementById("probe").textContent = data.join(" ");
+}});
+</script>"""
 #: Tags that load what their attribute names.
 LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
 
@@ -108,7 +114,7 @@ def wrong_views(paths: "list[Path]", folder: Path) -> "list[str]":
             for path in paths:
                 dom, said = look(chromium, path, width, profile)
                 wrong += [f"{path} at {width}: {line}" for line in said]
-                sizes = re.search(r'<pre id="probe">(\d+) (\d+)</pre>', dom)
+                sizes = re.search(r'<pre id="probe">(\d+) (\d+)', dom)
                 if not sizes or int(sizes[1]) > int(sizes[2]):
                     wrong.append(
                         f"{path} at {width}: {sizes and sizes[0]} is wider than the window"
@@ -129,14 +135,17 @@ def look(
     before, _, after = path.read_text("utf-8").rpartition("</body>")
     probed = path.with_name("probed-page.html")
     probed.write_text(before + PROBE + after, "utf-8")
+    frame = path.with_name("probed-frame.html")
+    frame.write_text(FRAME.format(page=probed.name + query, width=width), "utf-8")
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={profile}", f"--window-size={width},2000"]
+    command += [f"--user-data-dir={profile}", f"--window-size={max(WIDTHS) + 100},2100"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=8000"]
-    command += ["--dump-dom", probed.as_uri() + query]
+    command += ["--dump-dom", frame.as_uri()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     finally:
         probed.unlink()
+        frame.unlink()
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

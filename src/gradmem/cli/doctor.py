@@ -64,7 +64,8 @@ def _optional() -> dict[str, str]:
     for line in requires("gradmem") or ():
         found = re.match(r"""([\w.-]+).*extra == ["']([\w-]+)["']""", line)
         if found and found[1] != "gradmem" and found[2] not in OURS:
-            extras.setdefault(found[1], found[2])
+            named = found[1] == found[2]  # an extra of the library's own name goes before others
+            extras[found[1]] = found[2] if named else extras.get(found[1], found[2])
     return extras
 
 
