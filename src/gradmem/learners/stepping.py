@@ -69,7 +69,7 @@ class Stepping:
         self.optimizer = self.new_optimizer(network)
         self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._guard: Guard | None = None
-        self._recent: deque[Hashable] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[Hashable, int]] = deque(maxlen=RECENT)
         self._task: Hashable | None = None
         self._waits = False
         self._taken = False  # whether a step was taken for this mini-batch
@@ -149,8 +149,9 @@ class Stepping:
         recent, self._recent = self._recent, deque(maxlen=RECENT)
         if found is not None:
             late, loss = found
-            self._task = recent[-late] if late <= len(recent) else None
-            self._diverge("gradient" if math.isfinite(loss) else "loss", max(0, taken - late), loss)
+            before = max(0, taken - late)
+            self._task, steps = recent[-late] if late <= len(recent) else (None, before)
+            self._diverge("gradient" if math.isfinite(loss) else "loss", steps, loss)
 
     def _diverge(self, what: str, steps: int, loss: float) -> None:
         on = "" if self._task is None else f"on task {self._task!r} "
@@ -187,9 +188,9 @@ class Stepping:
         return first
 
     def take_once(
-        self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None
+        self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None, moves: bool = True
     ) -> Tensor | None:
-        """`take` for one glance."""
+        """`take` for one glance; `moves` says whether the step changes weights."""
         if self.graphed.records(inputs[0]):
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
@@ -198,7 +199,8 @@ class Stepping:
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
         self._watch(t, leaves(inputs[0])[0].device)
         self._taken = True
-        step = self._with_average(self._with_statistics_put_back(step, t), t)
+        step = self._with_statistics_put_back(step, t)
+        step = self._with_average(step, t) if moves else step
         loss = self.graphed(key, step, *inputs)
         if self._waits and self._guard is not None:
             self._settle(self.steps + 1)
@@ -240,7 +242,7 @@ class Stepping:
     def _watch(self, t: Hashable, device: torch.device) -> None:
         """Note which task a step is on, and let a guard watch over steps on a GPU."""
         self._task = t
-        self._recent.append(t)
+        self._recent.append((t, self.steps))
         if device.type != "cuda" or not has_triton():
             self._guard = None
         elif self._guard is None or self._guard.found.device != device:
