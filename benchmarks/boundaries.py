@@ -1,6 +1,7 @@
 """GEM on streams whose task labels are withheld: what finds the tasks, and what that costs.
 
     python -m benchmarks.boundaries [--data FOLDER] [--device cpu|cuda] [--workers N]
+    python -m benchmarks.boundaries --ways "river PageHinkley" "river ADWIN" [--data FOLDER]
 
 On MNIST rotations and permutations, with as much memory for every way to find the tasks: the true
 labels, `Every` in phase and out of phase with the tasks, detectors, and no tasks at all (`Single`).
@@ -50,6 +51,10 @@ class Found:
     delays: list[int]
     """In examples, of the true boundaries that were found."""
     false_alarms: int
+
+
+#: Runs by benchmark and way, the seeds in order.
+Groups = dict[tuple[str, str], list[Found]]
 
 
 def ways(examples: int) -> dict[str, Callable[[], Any]]:
@@ -125,46 +130,43 @@ def row(runs: Sequence[Found], T: int) -> str:
     return f"| {' | '.join([runs[0].benchmark, runs[0].way, *metrics, *inferred])} |"
 
 
-def table(groups: dict[tuple[str, str], list[Found]], about: str, T: int) -> str:
+def table(groups: Groups, T: int) -> str:
+    """Markdown, a row per benchmark and way."""
     names = "MNIST | boundaries | ACC | BWT | tasks found | delay, examples | false alarms | missed"
     lines = [row(runs, T) for runs in groups.values()]
-    return "\n".join([about, "", f"| {names} |", "|---" * 8 + "|", *lines, ""])
+    return "\n".join([f"| {names} |", "|---" * 8 + "|", *lines, ""])
 
 
-def draw(groups: dict[tuple[str, str], list[Found]], path: Path, T: int, n: int) -> None:
+def draw(groups: Groups, path: Path, T: int, n: int) -> None:
     """ACC with its interval, and below where the tasks of the first seed were found."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(benchmark for benchmark, _ in groups))
-    figure = Figure(figsize=(6 * len(names), 6), layout="constrained", dpi=150)
-    axes = figure.subplots(2, len(names), squeeze=False)
+    inferred = {way for (_, way), runs in groups.items() if runs[0].boundaries is not None}
+    ratio = [len({way for _, way in groups}), max(1, len(inferred))]
+    figure = Figure(figsize=(6 * len(names), 1.5 + 0.4 * sum(ratio)), layout="constrained", dpi=120)
+    axes = figure.subplots(2, len(names), squeeze=False, height_ratios=ratio)
     for (above, below), name in zip(axes.T, names, strict=True):
         own = {way: runs for (benchmark, way), runs in groups.items() if benchmark == name}
-        places = range(len(own))
         estimates = [Estimate.of([run.acc for run in runs]) for runs in own.values()]
         above.barh(
-            places,
+            list(own),
             [estimate.mean for estimate in estimates],
             xerr=[estimate.half_width or 0 for estimate in estimates],
             color="#4477aa",
             capsize=3,
         )
-        above.set_title(f"MNIST {name}, {T} tasks × {n} examples")
-        above.set_xlabel("ACC")
-        above.set_xlim(0, 1)
-        below.eventplot(
-            [(runs[0].boundaries or [0])[1:] for runs in own.values()],
-            lineoffsets=list(places),
-            linelengths=0.7,
-            colors="#cc6677",
-        )
+        above.set(title=f"MNIST {name}, {T} tasks × {n} examples", xlabel="ACC", xlim=(0, 1))
+        found = {way: runs[0].boundaries[1:] for way, runs in own.items() if runs[0].boundaries}
+        below.eventplot([*found.values()], linelengths=0.7, linewidths=2, colors="#cc3311")
+        below.set_yticks(range(len(found)), labels=list(found))
         for k in range(1, T):
-            below.axvline(k * n, color="black", linewidth=0.4, alpha=0.5)
+            below.axvline(k * n, color="black", linewidth=0.5, alpha=0.5)
         below.set_xlim(0, T * n)
-        below.set_xlabel("examples (grey: true boundaries; red: found, first seed)")
-        for part in (above, below):
-            part.set_yticks(places, labels=list(own))
-            part.invert_yaxis()
+        below.set_xticks([k * n for k in range(0, T + 1, max(1, T // 4))])
+        below.set_xlabel("examples (grey: a task begins; red: found to begin, seed 0)")
+        above.invert_yaxis()
+        below.invert_yaxis()
     figure.savefig(path)
 
 
@@ -176,14 +178,18 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--memories", type=int, default=256, help="a task, times --tasks in all")
+    parser.add_argument("--ways", nargs="+", help="by their names in the table; all if left out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/boundaries"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    jobs = list(product(BENCHMARKS, ways(arguments.examples), seeds))
-    groups: dict[tuple[str, str], list[Found]] = {}
+    known = ways(arguments.examples)
+    if wrong := [way for way in arguments.ways or [] if way not in known]:
+        parser.error(f"no such way: {wrong[0]!r}; there are {', '.join(map(repr, known))}")
+    jobs = list(product(BENCHMARKS, arguments.ways or known, seeds))
+    groups: Groups = {}
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         for found in pool.map(partial(perform, arguments=arguments), jobs):
             groups.setdefault((found.benchmark, found.way), []).append(found)
@@ -195,11 +201,12 @@ def main() -> None:
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
     runs = [asdict(found) for group in groups.values() for found in group]
-    kept = {"about": about, "runs": runs}
+    kept = {"about": about, "tasks": arguments.tasks, "examples": arguments.examples, "runs": runs}
     (arguments.out / "boundaries.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (arguments.out / "boundaries.md").write_text(table(groups, about, arguments.tasks))
+    text = f"{about}\n\n{table(groups, arguments.tasks)}"
+    (arguments.out / "boundaries.md").write_text(text)
     draw(groups, arguments.out / "boundaries.png", arguments.tasks, arguments.examples)
-    print((arguments.out / "boundaries.md").read_text())
+    print(text)
 
 
 if __name__ == "__main__":

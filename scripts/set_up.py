@@ -1,6 +1,6 @@
 """Make a virtual environment with gradmem and the versions in constraints.txt.
 
-    python3 scripts/set_up.py [--dev] [FOLDER]
+    python3 scripts/set_up.py [--dev] [--docs] [FOLDER]
 
 Only the standard library is used. Running it again completes or updates what is there; if nothing
 is missing, it needs no network.
@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a virtual environment with gradmem.")
     parser.add_argument("folder", nargs="?", default=ROOT / ".venv", type=Path)
     parser.add_argument("--dev", action="store_true", help="also what tests and linting need")
+    parser.add_argument("--docs", action="store_true", help="also what makes the site")
     arguments = parser.parse_args()
 
     python = make_environment(arguments.folder)
@@ -56,7 +57,8 @@ def main() -> None:
     install_torch(python, pinned("torch"))
     print("Installing the rest of constraints.txt", flush=True)
     require(python, "hatchling", "editables")
-    target = f"{ROOT}[dev]" if arguments.dev else str(ROOT)
+    extras = [name for name in ("dev", "docs") if getattr(arguments, name)]
+    target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     require(python, "--no-build-isolation", "--editable", target)
 
 

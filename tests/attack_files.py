@@ -48,6 +48,7 @@ from gradmem.runs.read_folder import Failure, find_failures, find_runs
 from gradmem.runs.write_folder import RunFolder
 from gradmem.sweeps import Store, Sweep, check_settings
 from gradmem.sweeps.selection import select
+from gradmem.sweeps.store import Failed
 from tests import cifar
 from tests.synthetic import write_run
 from tests.test_data import TINY as IDX
@@ -317,7 +318,7 @@ class Sweeps(Reader):
         self.store.open(sweep)
         finished, failed = self.planned = sweep.experiments()
         write_run(self.store.folder(finished.key), "single", n_tasks=2)
-        self.store.fail(failed, FloatingPointError("the loss is nan"))
+        self.store.fail(failed, Failed.of(FloatingPointError("the loss is nan")))
 
     def targets(self) -> list[Path]:
         return [path for path in super().targets() if path.suffix in (".json", ".jsonl")]
@@ -333,6 +334,27 @@ class Sweeps(Reader):
             assert "/" not in experiment.config()["learner"]
         self.named = False  # errors may be about the data that the sweep names
         select(self.folder)
+
+
+class Searches(Reader):
+    """The settings that a search has tried so far, in a sweep's folder."""
+
+    def write(self) -> None:
+        grids = {"mnist-rotations": {"gem": {"lr": [0.1, 0.2], "margin_rule": ["shift", "floor"]}}}
+        common = {"data": "sample", "n_tasks": 2}
+        self.sweep = Sweep(grids, seeds=(0,), common=common, search="optuna", trials=2)
+        self.store = Store(self.folder)
+        self.store.open(self.sweep)
+        tried = [{"lr": 0.12, "margin_rule": "shift"}, {"lr": 0.2, "margin_rule": "floor"}]
+        self.store.add_trials("mnist-rotations", "gem", 0, tried)
+
+    def targets(self) -> list[Path]:
+        return [self.folder / "trials.json"]
+
+    def read(self) -> None:
+        for experiment in self.sweep.experiments(self.store.trials()):
+            assert set(experiment.settings) >= {"lr", "margin_rule"}
+            assert "/" not in experiment.key
 
 
 class Kept(Reader):
@@ -386,6 +408,7 @@ READERS: dict[str, type[Reader]] = {
     "cifar-archive": CifarArchive,
     "runs": Runs,
     "sweeps": Sweeps,
+    "searches": Searches,
     "kept": Kept,
     "grids": Grids,
 }

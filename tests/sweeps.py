@@ -55,6 +55,6 @@ def command(*arguments):
 
 
 def said_by(process, code=0):
-    said = process.communicate(timeout=120)[0]
+    said = process.communicate(timeout=300)[0]
     assert process.returncode == code, said
     return said

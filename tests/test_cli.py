@@ -8,9 +8,12 @@ import sys
 import time
 
 import pytest
+import torch
 
 from tests.synthetic import write_run
 
+#: Learners of the demo whose first task is compared.
+KEPT = ("single", "gem")
 TINY = ["--data", "sample", "--tasks", "2", "--examples", "30"]
 
 
@@ -221,3 +224,60 @@ def test_the_core_stays_light():
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     light = {name.strip("'[]\n ") for name in said.stdout.split(",")}
     assert light <= {"", "filelock"}, said.stdout  # torch itself may import filelock
+
+
+def test_help_groups_commands_by_what_one_wants(tmp_path):
+    said = gradmem("--help")
+    headings = ["See it work", "Train and compare", "Look at results", "Know what there is"]
+    places = [said.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert places[0] < said.index("│ demo") < places[1] < said.index("│ compare") < places[2]
+
+
+def test_names_are_completed_in_a_shell():
+    typed = {"COMP_WORDS": "gradmem run --benchmark mnist-", "COMP_CWORD": "3"}
+    installed = "import sys; sys.argv = ['gradmem']; from gradmem.cli import main; main()"
+    completed = subprocess.run(
+        [sys.executable, "-c", installed],
+        capture_output=True,
+        text=True,
+        env=os.environ | typed | {"_GRADMEM_COMPLETE": "complete_bash"},
+    )
+    assert {"mnist-permutations", "mnist-rotations"} <= {*completed.stdout.split()}
+
+
+def test_doctor_says_what_is_found_and_missing(tmp_path):
+    (tmp_path / "cache").mkdir()
+    said = subprocess.run(
+        [sys.executable, "-m", "gradmem", "doctor"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"GRADMEM_CACHE": str(tmp_path / "cache"), "GRADMEM_DATA": str(tmp_path)},
+        check=True,
+    ).stdout
+    assert f"torch          {torch.__version__}" in said
+    assert "4000 to train on" in said
+    assert "! MNIST          not found" in said
+    assert "MNIST: gradmem data --set mnist fetches it" in said
+    assert not [*(tmp_path / "cache").iterdir()]  # nothing is fetched
+
+
+def test_doctor_names_a_folder_that_is_not_there(tmp_path):
+    said = subprocess.run(
+        [sys.executable, "-m", "gradmem", "doctor"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"GRADMEM_DATA": str(tmp_path / "nowhere")},
+        check=True,
+    ).stdout
+    assert "GRADMEM_DATA must name a folder" in said
+
+
+def test_demo_shows_rows_and_writes_a_page(tmp_path):
+    said = gradmem("demo", "--no-open", cwd=tmp_path)
+    assert said.count("after task 10:") == 3
+    assert (tmp_path / "demo" / "report.html").exists()
+    assert str(tmp_path / "demo" / "report.html") in said
+    kept = [json.loads((tmp_path / f"demo/{n}-seed0/result.json").read_text()) for n in KEPT]
+    single, gem = (result["R"] for result in kept)
+    assert gem[-1][0] > single[-1][0] + 0.3

@@ -53,7 +53,32 @@ def test_numbers_are_logged_elsewhere():
     assert result.acc > 0.6
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+def test_a_language_model_with_lora_forgets_less_in_a_trainer(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    main = main_of("trainer_lora")
+    plain, gem = main(tmp_path, constrain=None), main(tmp_path)
+    assert gem.acc > max(0.7, plain.acc + 0.2)
+    assert gem.bwt > plain.bwt + 0.3
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")
+def test_a_lightning_module_forgets_less_with_a_callback():
+    pytest.importorskip("lightning")
+    main = main_of("lightning_gem")
+    assert main(gem=True) > max(0.6, main(gem=False) + 0.15)
+
+
+def test_jacobian_descent_with_a_memory_forgets_less():
+    pytest.importorskip("torchjd")
+    main = main_of("torchjd_upgrad")
+    assert main(jacobian_descent=True) > max(0.6, main(jacobian_descent=False) + 0.2)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short(path):
-    limit = 40 if path.stem == "own_benchmark" else 30
+    limit = {"own_benchmark": 40, "trainer_lora": 35, "lightning_gem": 45}.get(path.stem, 30)
     assert len(path.read_text().splitlines()) < limit

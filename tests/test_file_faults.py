@@ -165,7 +165,7 @@ def test_a_sweeps_run_whose_metric_contradicts_its_matrix_is_named(tmp_path):
     store, one = Store(tmp_path), experiment()
     with store.claim(one.key):
         store.start(one)
-        store.finish(one, one.run())
+        store.finish(one, one.run().described())
     change(store.folder(one.key) / "result.json", acc=0.999)
     with pytest.raises(ValueError, match=r"seed0.* has acc 0\.999, but its R gives .*Delete it"):
         store.run(one.key)

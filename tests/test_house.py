@@ -18,7 +18,7 @@ FLOORS = [
     {"gradient_memory"},
     {"learners"},
     {"checks", "evaluation"},
-    {"benchmarks"},
+    {"benchmarks", "integrations"},
     {"runs"},
     {"sweeps", "reports"},
     {"reproduction"},

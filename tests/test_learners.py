@@ -16,6 +16,7 @@ SETTINGS = {
     "ewc": [{"fisher": "batch"}, {"fisher": "example", "memories": 8}],
     "independent": [{"start": "copy"}, {"start": "random"}],
     "icarl": [{"budget": 6}, {"distillation": 0.0, "candidates": 12}],
+    "mer": [{"batches": 2, "sample": 2}],
     "gem": [{"memories": 16}, {"budget": 30}, {"margin_rule": "floor"}, {"margin": 0.0}],
 }
 VARIANTS = [(name, settings) for name in LEARNERS for settings in SETTINGS.get(name, [{}])]

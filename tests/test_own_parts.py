@@ -250,7 +250,8 @@ def test_the_benchmarks_settings_are_the_learners():
             assert settings["lr"] > 0
             assert Experiment(name, learner, data="sample").settings == settings
         assert set(benchmark.grid) <= set(benchmark.settings)
-    assert {name for b in BENCHMARKS.values() for name in b.settings} == set(LEARNERS)
+    of_papers = {"single", "independent", "multimodal", "ewc", "icarl", "gem", "agem"}
+    assert {name for b in BENCHMARKS.values() for name in b.settings} == of_papers
 
 
 def test_a_learner_that_passes_settings_on_has_its_parents_too(own):

@@ -8,13 +8,15 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.checks import CHECKS, POLICY_CHECKS, check_policy
-from gradmem.memory.policies import POLICIES, First, Policy
+from gradmem.memory.policies import POLICIES, First, KCentre, Policy
 
-NEW = [keep for keep in POLICIES if keep != "last"]
+BY_GRADIENTS = pytest.param(KCentre("gradients"), id="k-centre of gradients")
+KEEPS = [*POLICIES, BY_GRADIENTS]
+NEW = [keep for keep in KEEPS if keep != "last"]
 
 
 @pytest.mark.parametrize("check", POLICY_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("keep", POLICIES)
+@pytest.mark.parametrize("keep", KEEPS)
 def test_policy(keep, check):
     check(lambda: keep)
 
@@ -71,12 +73,12 @@ def test_a_policy_with_a_fault_is_found(fault):
         check_policy(Faulty)
 
 
-def kept_of(keep, x, y=None, memories=4, seed=0, batch=5, losses=None):
+def kept_of(keep, x, y=None, memories=4, seed=0, batch=5, losses=None, gradients=None):
     """The numbers of the examples that are kept; x: (n, d)."""
     numbers = torch.arange(len(x))
     y = numbers * 0 if y is None else y
     memory = gm.EpisodicMemory(memories, keep=keep, seed=seed)
-    memory.attach(lambda both, t: both[:, 1:], losses)
+    memory.attach(lambda both, t: both[:, 1:], losses, gradients)
     for some in numbers.split(batch):
         memory.add(torch.cat([some[:, None].float(), x[some]], 1), "a", y[some])
     return memory["a"][0][:, 0].long().tolist()
@@ -148,6 +150,16 @@ def test_k_centre_covers_almost_as_well_as_a_greedy_choice_from_all():
     assert radius[1] < 2 * radius[0]
 
 
+def test_k_centre_of_gradients_takes_no_notice_of_features():
+    numbers = torch.arange(30.0)[:, None]
+    keep = KCentre("gradients")
+    kept = kept_of(keep, numbers, gradients=lambda both, t, y, mask: (both[:, 1:] == 7).float())
+    assert 7 in kept
+    assert kept_of("k-centre", numbers) != kept
+    with pytest.raises(ValueError, match="needs the gradients of examples"):
+        kept_of(keep, numbers)
+
+
 def test_what_is_hard_is_kept_more_often():
     x, times = torch.ones(40, 1), torch.zeros(40)
     x[::4] = 8.0
@@ -177,6 +189,10 @@ def test_learners_attach_features_and_losses_of_their_network(kind):
     assert torch.equal(offer.features(), learner.network[:-2](x))
     expected = nn.functional.cross_entropy(logits[:, :2], y, reduction="none")
     torch.testing.assert_close(offer.losses().float(), expected)
+    last = [*learner.network[2].parameters()]
+    for loss, found in zip(expected, offer.gradients(), strict=True):
+        rows = torch.autograd.grad(loss, last, retain_graph=True)
+        torch.testing.assert_close(found, torch.cat([row.flatten() for row in rows]))
     assert all(part.training for part in network.modules())
 
 
@@ -191,6 +207,26 @@ def test_losses_of_a_learners_own_kind_are_asked_for_one_by_one():
     expected = learner.network(x)[range(5), y].square()
     offered = learner.memory._offer(x, "a", y).losses()
     torch.testing.assert_close(offered.float(), expected)
+    rows = learner.memory._offer(x, "a", y).gradients()
+    last = [*learner.network[-1].parameters()]
+    gradient = torch.autograd.grad(expected.sum(), last)
+    torch.testing.assert_close(rows.sum(0), torch.cat([part.flatten() for part in gradient]))
+
+
+def test_gradients_of_several_outputs_per_example_are_those_of_their_sum():
+    """As in a language model, whose last layer is used once for every token."""
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+
+    def loss(outputs, y):
+        return nn.functional.cross_entropy(outputs.mT, y, reduction="none").mean(1)
+
+    memory = gm.GradientMemory(model, loss=loss, keep=KCentre("gradients"))
+    x = torch.randint(5, (4, 6), generator=torch.Generator().manual_seed(0))
+    memory.add(x, "a", x.flip(1))
+    found = memory.memory._offer(x, "a", x.flip(1)).gradients()
+    for one, value in zip(found, loss(model(x), x.flip(1)), strict=True):
+        rows = torch.autograd.grad(value, [*model[1].parameters()], retain_graph=True)
+        torch.testing.assert_close(one, torch.cat([row.flatten() for row in rows]))
 
 
 def test_without_a_network_the_inputs_are_the_features():
@@ -199,7 +235,7 @@ def test_without_a_network_the_inputs_are_the_features():
     assert memory._offer(x, "a", torch.zeros(5)).features().shape == (5, 7)
 
 
-@pytest.mark.parametrize("keep", POLICIES)
+@pytest.mark.parametrize("keep", KEEPS)
 def test_a_loop_of_ones_own_with_every_policy(keep):
     model = gm.mlp([4, 8, 3], seed=0)
     memory = gm.GradientMemory(model, budget=9, keep=keep)
@@ -229,11 +265,12 @@ def test_a_layer_that_was_replaced_by_a_wider_one_has_other_features(keep):
     assert len(memory.memory.groups) == 8
 
 
-@pytest.mark.parametrize("keep", POLICIES)
+@pytest.mark.parametrize("keep", KEEPS)
 def test_a_network_that_diverges_does_not_stop_a_policy(keep):
     memory = gm.EpisodicMemory(4, keep=keep)
     bad = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e38, 0.0])
-    memory.attach(lambda x, t: bad[:, None].expand(5, 3), lambda x, t, y, mask: bad)
+    rows = bad[:, None].expand(5, 3)
+    memory.attach(lambda x, t: rows, lambda x, t, y, mask: bad, lambda x, t, y, mask: rows)
     for step in range(4):
         memory.add(torch.zeros(5, 1) + step, "a", torch.arange(5))
     state = memory.state_dict()["tasks"]["a"]
@@ -241,7 +278,7 @@ def test_a_network_that_diverges_does_not_stop_a_policy(keep):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("keep", POLICIES)
+@pytest.mark.parametrize("keep", KEEPS)
 def test_memory_on_the_cpu_serves_a_network_on_a_gpu(keep):
     def learned(**where):
         network = gm.mlp([4, 8, 3], seed=0).cuda()

@@ -293,3 +293,31 @@ def test_the_dual_is_solved_for_any_length_of_g(scale):
     torch.testing.assert_close(
         gm.solve_dual(GGt, scale * Gg) / scale, torch.tensor([0.5, 0.0], dtype=torch.float64)
     )
+
+
+def test_quadprog_s_signs_in_a_solver_of_the_other_convention_double_the_conflict():
+    """For one constraint: what the paper's dual gives, and the same arrays given to the wrong form.
+
+    quadprog: min ½ vᵀPv − qᵀv with Cᵀv ≥ b. Others, among them qpsolvers' `solve_qp` and cvxopt's
+    `qp`: min ½ vᵀPv + qᵀv with Cv ≤ b. Equation 11 is P = GGᵀ, +(Gg)ᵀv, v ≥ 0, so that quadprog
+    wants q = −Gg, C = 1, b = 0.
+    """
+    g, G = np.array([1.0, -1.0]), np.array([[0.0, 2.0]])
+    P, q, C, b = G @ G.T, -G @ g, np.eye(1), np.zeros(1)
+
+    def other_convention(P, q, C, b):
+        """Minimise ½ vᵀPv + qᵀv with Cv ≤ b."""
+        return quadprog.solve_qp(P, -q, -C.T, -b)[0]
+
+    def along(v):
+        return float(G[0] @ (g + G.T @ v))
+
+    conflict = along(np.zeros(1))
+    assert conflict == -2.0
+    right = quadprog.solve_qp(P, q, C, b)[0]
+    assert along(right) == 0.0  # vanishes
+    np.testing.assert_allclose(other_convention(P, -q, -C, b), right)
+    wrong = other_convention(P, q, C, b)
+    assert wrong == -right
+    assert along(wrong) == 2 * conflict  # doubles
+    np.testing.assert_allclose(projected(g, G), g + G.T @ right)

@@ -17,12 +17,14 @@ from gradmem.runs.experiment import Experiment
 from gradmem.runs.read_folder import Run, find_runs
 from gradmem.sweeps import (
     Died,
+    Elsewhere,
     InTurn,
     Processes,
     Store,
     run_sweep,
 )
-from gradmem.sweeps.perform import Perform
+from gradmem.sweeps.perform import Compute, Perform
+from gradmem.sweeps.store import Failed
 from gradmem.sweeps.timing import TimeLeft
 
 from .sweeps import (
@@ -113,7 +115,7 @@ def test_a_learner_used_again_for_the_next_seed_gives_a_new_ones_results(tmp_pat
     used = []
     for experiment in experiments:
         perform(experiment)
-        used.append(perform._learner)
+        used.append(perform.compute._learner)
     assert used[0] is used[1]
     new = experiments[1].new_learner()
     result = experiments[1].run(learner=new)
@@ -129,7 +131,7 @@ def test_a_learner_is_not_used_again_for_other_settings_or_after_a_failure(tmp_p
 
     def learner_after(**changes):
         perform(Experiment("mnist-rotations", "single", **(TINY | changes)))
-        return perform._learner
+        return perform.compute._learner
 
     first = learner_after()
     assert learner_after(seed=1) is first
@@ -137,7 +139,7 @@ def test_a_learner_is_not_used_again_for_other_settings_or_after_a_failure(tmp_p
     assert second is not first
     assert second.lr == 0.2
     assert learner_after(settings={"lr": 1e30}) is None
-    assert perform._group  # the group alone does not bring it back
+    assert perform.compute._group  # the group alone does not bring it back
     assert learner_after(settings={"lr": 1e30}, seed=1) is None
 
 
@@ -158,7 +160,7 @@ def test_the_data_are_made_once_for_all_runs_on_them(tmp_path, monkeypatch):
         Perform(tmp_path / "by-seed")(experiment)
     assert len(made) == 2
     made.clear()
-    perform = Perform(tmp_path / "by-setting", continuums=2)
+    perform = Perform(tmp_path / "by-setting", Compute(continuums=2))
     for experiment in sorted(planned, key=lambda experiment: experiment.settings["lr"]):
         perform(experiment)
     assert len(made) == 2
@@ -255,8 +257,51 @@ def test_a_worker_that_dies_is_its_runs_failure_and_the_rest_goes_on(tmp_path):
 
 
 def test_a_death_says_how():
-    assert str(Died(3)) == "the worker ended with exit code 3"
-    assert str(Died(-9)) == "the worker was ended by SIGKILL (out of memory?)"
+    assert str(Died.with_exit_code(3)) == "the worker ended with exit code 3"
+    assert str(Died.with_exit_code(-9)) == "the worker was ended by SIGKILL (out of memory?)"
+
+
+@pytest.mark.parametrize(
+    ("extra", "options"),
+    [
+        ("ray", ["--on", "ray"]),
+        ("slurm", ["--on", "slurm:local"]),
+        ("optuna", ["--search", "optuna"]),
+    ],
+)
+def test_a_missing_extra_is_named(extra, options, monkeypatch, capsys):
+    from gradmem.cli import main
+
+    monkeypatch.setitem(sys.modules, {"slurm": "submitit"}.get(extra, extra), None)
+    size = ["--data", "sample", "--tasks", "2", "--examples", "40", "--learners", "single"]
+    words = ["sweep", "--benchmark", "mnist-rotations", *size, *options]
+    monkeypatch.setattr(sys, "argv", ["gradmem", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert f'pip install "gradmem[{extra}]"' in capsys.readouterr().err
+    assert not Path("sweeps").exists()
+
+
+def test_runs_for_a_device_that_is_not_here_can_be_planned_and_made_elsewhere_only(tmp_path):
+    there = "cuda" if not torch.cuda.is_available() else "cuda:99"
+    sweep = tiny(common=TINY | {"device": there})
+    assert all(experiment.key for experiment in sweep.experiments())
+    with pytest.raises(ValueError, match=f"device '{there}' cannot be used here"):
+        run_sweep(tmp_path / "here", sweep, InTurn())
+    assert not (tmp_path / "here").exists()
+    asked = []
+
+    class Nowhere(Elsewhere):
+        def __call__(self, function, items):
+            asked.extend(items)
+            yield from ((item, Failed("ValueError", "no", [])) for item in asked)
+
+    done = run_sweep(tmp_path / "there", sweep, Nowhere())
+    assert {experiment.device for experiment in asked} == {there}
+    assert [error for _, error in done.failed] == ["ValueError: no"] * 2
+    with pytest.raises(ValueError, match="cannot be used here"):  # and makes no failures of it
+        run_sweep(tmp_path / "there", None, InTurn(), retry_failed=True)
 
 
 # Progress and the command --------------------------------------------------------------------
@@ -328,6 +373,32 @@ def test_the_command_makes_continues_and_reports_a_sweep(tmp_path, monkeypatch):
         ),
         (["--benchmark", "mnist-rotations", "--grid", "no.json"], 'must be "paper" or a JSON file'),
         (["--benchmark", "mnist-rotations", "--learners", "agem"], "a learner in the grid must be"),
+        (["--benchmark", "mnist-rotations", "--trials", "3"], "--trials goes with --search optuna"),
+        (
+            ["--benchmark", "mnist-rotations", "--search", "luck"],
+            "search must be one of grid, optuna; got 'luck'",
+        ),
+        (
+            ["--benchmark", "mnist-rotations", "--on", "mars"],
+            "on must be one of here, ray, slurm; got 'mars'",
+        ),
+        (
+            ["--benchmark", "mnist-rotations", "--gpus", "0.5"],
+            "cpus, gpus and parameters of jobs are for runs on ray or slurm",
+        ),
+        (
+            ["--benchmark", "mnist-rotations", "--on", "ray", "--job", "timeout_min=3"],
+            "parameters of jobs are for runs on slurm",
+        ),
+        (
+            ["--benchmark", "mnist-rotations", "--on", "ray", "--device", "cuda:1"],
+            "a cluster chooses which GPU a worker has: the device must be cuda, got cuda:1",
+        ),
+        (
+            ["--benchmark", "mnist-rotations", "--on", "ray", "--gpus", "0.5"],
+            "gpus go with the device cuda",
+        ),
+        (["--benchmark", "mnist-rotations", "--on", "slurm", "--job", "x"], "--job takes NAME="),
         (
             ["--benchmark", "mnist-rotations", "--select", "best"],
             "select must be one of validation",

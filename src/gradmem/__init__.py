@@ -29,15 +29,21 @@ from gradmem.evaluation import (
 from gradmem.gradient_memory import GradientMemory
 from gradmem.learners import (
     AGEM,
+    ER,
     EWC,
     GEM,
+    MEGA,
+    MER,
+    DERpp,
     Every,
     ICaRL,
     Independent,
+    LaMAML,
     Learner,
     Multimodal,
     RisingLoss,
     Single,
+    SoftGEM,
 )
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
@@ -50,12 +56,16 @@ from gradmem.version import __version__
 
 __all__ = [
     "AGEM",
+    "ER",
     "EWC",
     "GEM",
+    "MEGA",
+    "MER",
     "Benchmark",
     "Callback",
     "CheckpointError",
     "Continuum",
+    "DERpp",
     "DataError",
     "DatasetExamples",
     "EpisodicMemory",
@@ -65,12 +75,14 @@ __all__ = [
     "ICaRL",
     "Images",
     "Independent",
+    "LaMAML",
     "Learner",
     "Multimodal",
     "Progress",
     "Result",
     "RisingLoss",
     "Single",
+    "SoftGEM",
     "Task",
     "TransferMetrics",
     "__version__",

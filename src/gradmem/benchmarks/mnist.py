@@ -122,8 +122,12 @@ def mnist_permutations(
 ) -> Continuum:
     """Digits whose pixels are shuffled by one permutation per task.
 
-    Takes what `mnist_rotations` takes. A task's description is four random numbers: a name that
-    says nothing about the permutation.
+    A task's description is four random numbers: a name that says nothing about the permutation.
+
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`.
     """
 
     def permuted(k: int, rng: np.random.Generator) -> _Change:
@@ -149,8 +153,11 @@ def mnist_composed(
     are 24, numbered in an order drawn by `seed`. A task's description is its angle's as in
     `mnist_rotations`, 1 for a gray and −1 for a black background, and the products of both.
 
-    Takes what `mnist_rotations` takes; `n_tasks` is at most 24. Tasks that are left out of `order`
-    are new combinations of attributes that were seen.
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`. `n_tasks` is at most 24. Tasks that are left out of `order` are new
+        combinations of attributes that were seen.
 
     Examples
     --------

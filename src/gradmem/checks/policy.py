@@ -132,9 +132,13 @@ POLICY_CHECKS: tuple[Callable[[MakePolicy], None], ...] = (
 
 
 def _memory(make: MakePolicy, seed: int = 3, **limits: int) -> EpisodicMemory:
-    """A memory with the policy, and stand-ins for a network's features and losses."""
+    """A memory with the policy, and stand-ins for what a network makes of examples."""
     memory = EpisodicMemory(keep=make(), seed=seed, **limits)  # type: ignore[arg-type]
-    memory.attach(lambda x, t: x[:, 1:], lambda x, t, y, mask: x[:, 1].abs())
+    memory.attach(
+        lambda x, t: x[:, 1:],
+        lambda x, t, y, mask: x[:, 1].abs(),
+        lambda x, t, y, mask: x[:, 1:] * y[:, None],
+    )
     return memory
 
 

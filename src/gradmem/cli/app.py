@@ -14,13 +14,14 @@ from rich.text import Text
 
 from gradmem.cli import options
 from gradmem.cli.console import say, shown
-from gradmem.cli.listing import benchmarks_command, learners_command
+from gradmem.cli.demo import demo_command
+from gradmem.cli.doctor import doctor_command
+from gradmem.cli.listing import benchmarks_command, data_command, learners_command
 from gradmem.cli.paper import paper_command
 from gradmem.cli.report import report_command
 from gradmem.cli.run import compare_command, run_command
 from gradmem.cli.sweep import sweep_command
-from gradmem.data import DataError, load_cifar100, load_mnist
-from gradmem.validation import one_of
+from gradmem.data import DataError
 from gradmem.version import __version__
 
 __all__ = ["main"]
@@ -28,18 +29,27 @@ __all__ = ["main"]
 app = typer.Typer(
     help="Continual learning with exact Gradient Episodic Memory, its rivals and its benchmarks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("run", context_settings=options.ANY_OPTION)(run_command)
-app.command("compare", context_settings=options.ANY_OPTION)(compare_command)
-app.command("sweep")(sweep_command)
-app.command("report")(report_command)
-app.command("learners")(learners_command)
-app.command("benchmarks")(benchmarks_command)
-app.command("paper")(paper_command)
+#: Headings of `gradmem --help`: what one wants to do.
+FIRST = "See it work"
+TRAIN = "Train and compare"
+READ = "Look at results"
+KNOW = "Know what there is"
+PAPER = "Make the paper's numbers again"
+
+app.command("demo", rich_help_panel=FIRST)(demo_command)
+app.command("doctor", rich_help_panel=FIRST)(doctor_command)
+app.command("run", context_settings=options.ANY_OPTION, rich_help_panel=TRAIN)(run_command)
+app.command("compare", context_settings=options.ANY_OPTION, rich_help_panel=TRAIN)(compare_command)
+app.command("sweep", rich_help_panel=TRAIN)(sweep_command)
+app.command("report", rich_help_panel=READ)(report_command)
+app.command("learners", rich_help_panel=KNOW)(learners_command)
+app.command("benchmarks", rich_help_panel=KNOW)(benchmarks_command)
+app.command("data", rich_help_panel=KNOW)(data_command)
+app.command("paper", rich_help_panel=PAPER)(paper_command)
 
 #: Whether errors are shown with a traceback.
 _debug = False
@@ -63,24 +73,6 @@ def common_options(
 ) -> None:
     global _debug
     _debug = debug
-
-
-@app.command("data")
-def data_command(
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            help='A folder, or "sample" (MNIST). Left out: GRADMEM_DATA, cache or download.'
-        ),
-    ] = None,
-    which: Annotated[str, typer.Option("--set", help="mnist or cifar100.")] = "mnist",
-) -> None:
-    """Find or fetch a data set, check it, and say where it is."""
-    load = {"mnist": load_mnist, "cifar100": load_cifar100}[
-        one_of("--set", which, ("mnist", "cifar100"))
-    ]
-    images = load(data)
-    say(f"{which}: {images}\nfrom {images.source}")
 
 
 def main() -> None:

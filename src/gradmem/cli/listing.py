@@ -1,4 +1,4 @@
-"""`gradmem learners` and `gradmem benchmarks`: what there is, and what can be set."""
+"""`gradmem learners`, `benchmarks` and `data`: what there is, and what can be set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import typer
 from gradmem.benchmarks import lookup
 from gradmem.cli import options
 from gradmem.cli.console import say
+from gradmem.data import load_cifar100, load_mnist
 from gradmem.learners import LEARNERS
+from gradmem.validation import one_of
 
-__all__ = ["benchmarks_command", "learners_command"]
+__all__ = ["benchmarks_command", "data_command", "learners_command"]
 
 #: Settings whose values are functions or objects, which cannot be typed.
 OBJECTS = ("optimizer", "loss", "schedule", "transform", "decide", "memory")
@@ -50,6 +52,23 @@ def benchmarks_command(
         for learner, settings in benchmark.settings.items():
             text = ", ".join(f"{key}={value}" for key, value in settings.items())
             say(f"  {learner}: {text}")
+
+
+def data_command(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help='A folder, or "sample" (MNIST). Left out: GRADMEM_DATA, cache or download.'
+        ),
+    ] = None,
+    which: Annotated[str, typer.Option("--set", help="mnist or cifar100.")] = "mnist",
+) -> None:
+    """Find or fetch a data set, check it, and say where it is."""
+    load = {"mnist": load_mnist, "cifar100": load_cifar100}[
+        one_of("--set", which, ("mnist", "cifar100"))
+    ]
+    images = load(data)
+    say(f"{which}: {images}\nfrom {images.source}")
 
 
 def _show(name: str, what: Any, defaults: Mapping[str, Any]) -> None:

@@ -20,10 +20,14 @@ __all__ = [
     "OPTION_NAMES",
     "OWN",
     "Benchmark",
+    "Cpus",
     "Device",
     "Every",
+    "Gpus",
+    "Job",
     "Learner",
     "Learners",
+    "On",
     "Out",
     "Overwrite",
     "RetryFailed",
@@ -34,6 +38,7 @@ __all__ = [
     "TensorBoard",
     "Workers",
     "absolute",
+    "assignments",
     "names_in",
     "read_settings",
     "takes_stream",
@@ -61,13 +66,23 @@ def what(text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=WHAT, **more)
 
 
-def where(text: str, *names: str) -> Any:
+def where(text: str, *names: str, **more: Any) -> Any:
     """An option about where it is run, with its help text."""
-    return typer.Option(*names, help=text, rich_help_panel=WHERE)
+    return typer.Option(*names, help=text, rich_help_panel=WHERE, **more)
 
 
-Benchmark = Annotated[str, what(f"{', '.join(lookup.BENCHMARKS)}, {OWN}.", "--benchmark")]
-Learner = Annotated[str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner")]
+def _completes(names: Iterable[str]) -> dict[str, Any]:
+    """For a shell: the names that may be typed."""
+    return {"autocompletion": lambda: [*names]}
+
+
+Benchmark = Annotated[
+    str,
+    what(f"{', '.join(lookup.BENCHMARKS)}, {OWN}.", "--benchmark", **_completes(lookup.BENCHMARKS)),
+]
+Learner = Annotated[
+    str, what(f"{', '.join(LEARNERS)}, {OWN}.", "--learner", **_completes(LEARNERS))
+]
 Learners = Annotated[
     str | None,
     what("Names with commas between them. (default: all that the benchmark has settings for)"),
@@ -100,7 +115,33 @@ Overwrite = Annotated[
 Device = Annotated[str | None, where("cpu, cuda, cuda:1, …")]
 Workers = Annotated[
     int | None,
-    where("Processes that run at a time. (default: by the number of cores; on a GPU: 1)"),
+    where(
+        "Runs at a time. (default: by the number of cores; on a GPU: 1; on ray: as many as it has "
+        "room for; on slurm: 16)"
+    ),
+]
+On = Annotated[
+    str | None,
+    where(
+        "Where runs are made: here, ray (starts one), ray:ADDRESS, slurm, slurm:local. "
+        '(default: here; needs "gradmem\\[ray]" or "gradmem\\[slurm]"; see docs/CLUSTER.md)'
+    ),
+]
+Cpus = Annotated[int | None, where("Cores of each worker on ray or slurm. (default: 1)")]
+Gpus = Annotated[
+    float | None,
+    where(
+        "GPUs of each worker on ray or slurm; on ray also a part, such as 0.25. (default: 1 with "
+        "--device cuda)"
+    ),
+]
+Job = Annotated[
+    list[str] | None,
+    where(
+        "What submitit knows of Slurm's jobs: timeout_min=60, slurm_partition=gpu, …",
+        "--job",
+        metavar="NAME=VALUE",
+    ),
 ]
 RetryFailed = Annotated[bool, where("Run again what failed.", "--retry-failed")]
 TensorBoard = Annotated[
@@ -186,6 +227,11 @@ def read_settings(
     return settings, stream
 
 
+def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Name → value of `option NAME=VALUE`, which may be given several times."""
+    return dict(_assignment(text, option) for text in texts)
+
+
 def names_in(text: str) -> list[str]:
     """Names with commas between them, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -199,10 +245,10 @@ def absolute(stream: Mapping[str, Any]) -> dict[str, Any]:
     return {**stream, "data": os.path.abspath(os.path.expanduser(data))}
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def _assignment(text: str, option: str = "--set") -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError(f"--set takes NAME=VALUE such as lr=0.1, got {text!r}")
+        raise ValueError(f"{option} takes NAME=VALUE such as lr=0.1, got {text!r}")
     return name.strip().replace("-", "_"), _value(value)
 
 

@@ -30,7 +30,7 @@ from gradmem.reproduction.plan import (
 )
 from gradmem.reproduction.runs import Timed, default_workers, make_runs
 from gradmem.reproduction.search import keep_search, load_searches, search
-from gradmem.sweeps import Executor, executor_for
+from gradmem.sweeps import Executor, executor_on
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["paper_command"]
@@ -73,6 +73,10 @@ def paper_command(
     source: FromOption = None,
     device: options.Device = None,
     workers: options.Workers = None,
+    on: options.On = None,
+    cpus: options.Cpus = None,
+    gpus: options.Gpus = None,
+    job: options.Job = None,
     retry_failed: options.RetryFailed = False,
 ) -> None:
     """Run the paper again: Figure 1, Tables 1 to 3, Appendix B, each number beside its own.
@@ -85,7 +89,8 @@ def paper_command(
     """
     check_folder(out)
     if source is not None:
-        typed = (parts, benchmarks, learners, seeds, precision, kept_in, device, workers)
+        typed: tuple[Any, ...] = (parts, benchmarks, learners, seeds, precision, kept_in)
+        typed += (device, workers, on, cpus, gpus, job)
         if grid or retry_failed or stream or any(option is not None for option in typed):
             raise ValueError(
                 "--from makes the whole page and runs nothing: only --out goes with it"
@@ -109,10 +114,13 @@ def paper_command(
     if keep_in.exists():
         load(keep_in)  # raises an error if a file is damaged, before anything is run
         load_searches(keep_in)
-    executor = executor_for(default_workers(conditions) if workers is None else workers)
     kinds = {name: kind_of_data(name, conditions.data) for name in names}
-    paper = _Paper(out, keep_in, conditions, seeds, command, executor, retry_failed, kinds)
-    paper.make(settings, grid)
+    if workers is None and on in (None, "here"):
+        workers = default_workers(conditions)
+    parameters = options.assignments("--job", job or [])
+    with executor_on(on, out, device, workers, cpus, gpus, parameters) as executor:
+        paper = _Paper(out, keep_in, conditions, seeds, command, executor, retry_failed, kinds)
+        paper.make(settings, grid)
     _write_page(keep_in, out)
 
 

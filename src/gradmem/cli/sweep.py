@@ -14,7 +14,16 @@ from gradmem.cli.report import write_report
 from gradmem.cli.sweep_display import SweepDisplay, choices_table
 from gradmem.evaluation.result_folder import check_folder
 from gradmem.files import read_json
-from gradmem.sweeps import MODES, Finished, Store, Sweep, grid_of, run_sweep, workers_for
+from gradmem.sweeps import (
+    MODES,
+    SEARCHES,
+    Finished,
+    Store,
+    Sweep,
+    executor_for_sweep,
+    grid_of,
+    run_sweep,
+)
 from gradmem.sweeps.plan import FIRST_FINAL_SEED, Grid, check_grids, final_numbers
 from gradmem.validation import one_of, positive_int
 
@@ -30,6 +39,17 @@ GridOption = Annotated[
         'A JSON file: {"gem": {"lr": [0.03, 0.1]}}. (default: the benchmark\'s own; of gradmem\'s '
         "the paper's, Appendix A)"
     ),
+]
+SearchOption = Annotated[
+    str | None,
+    options.what(
+        "Which settings are tried. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in SEARCHES.items())
+        + '. (default: grid; optuna needs "gradmem\\[optuna]")'
+    ),
+]
+TrialsOption = Annotated[
+    int | None, options.what("For --search optuna: settings to try of each learner. (default: 50)")
 ]
 SeedsOption = Annotated[
     int | None, options.what("How many to choose with, from 0 on. (default: 3)")
@@ -65,6 +85,8 @@ def sweep_command(
     learners: options.Learners = None,
     grid: GridOption = None,
     assigned: options.Set = None,
+    search: SearchOption = None,
+    trials: TrialsOption = None,
     seeds: SeedsOption = None,
     select: SelectOption = None,
     final_seeds: FinalSeedsOption = None,
@@ -73,9 +95,13 @@ def sweep_command(
     out: options.Out = None,
     device: options.Device = None,
     workers: options.Workers = None,
+    on: options.On = None,
+    cpus: options.Cpus = None,
+    gpus: options.Gpus = None,
+    job: options.Job = None,
     retry_failed: options.RetryFailed = False,
 ) -> None:
-    """Try all settings of a grid, choose the best, and report those on the test sets.
+    """Try settings of a grid, choose the best, and report those on the test sets.
 
     gradmem sweep --benchmark mnist-rotations --learners single,gem --data sample --out my-sweep
 
@@ -88,9 +114,11 @@ def sweep_command(
     if where is not None:
         check_folder(where)
     typed: dict[str, Any] = {"seeds": seeds, "select": select, "final_seeds": final_seeds}
-    typed |= {"held_out": held_out, "first_tasks": first_tasks}
+    typed |= {"held_out": held_out, "first_tasks": first_tasks, "search": search, "trials": trials}
     asked = {name: value for name, value in typed.items() if value is not None}
     common = stream if device is None else {**stream, "device": device}
+    place: dict[str, Any] = {"on": on, "workers": workers, "cpus": cpus, "gpus": gpus}
+    place["parameters"] = options.assignments("--job", job or [])
     if benchmark is None:
         if where is None:
             raise ValueError("--benchmark for a new sweep, or the FOLDER of one to go on with")
@@ -98,7 +126,7 @@ def sweep_command(
             raise ValueError(
                 "a sweep is extended by giving all its options: --benchmark is missing"
             )
-        _run(where, None, workers, retry_failed)
+        _run(where, None, place, retry_failed)
         return
     names = options.names_in(benchmark)
     where = where or Path(
@@ -111,18 +139,19 @@ def sweep_command(
     store = Store(where)
     if not store.exists() or store.sweep().common.get("data") != common.get("data"):
         common = options.absolute(common)
-    _run(where, Sweep(grids, common=common, **_numbers(**asked)), workers, retry_failed)
+    _run(where, Sweep(grids, common=common, **_numbers(**asked)), place, retry_failed)
 
 
-def _run(where: Path, plan: Sweep | None, workers: int | None, retry_failed: bool) -> None:
+def _run(where: Path, plan: Sweep | None, place: dict[str, Any], retry_failed: bool) -> None:
     with SweepDisplay() as display:
         try:
-            executor = workers_for(plan or Store(where).sweep(), workers)
-            done = run_sweep(where, plan, executor, retry_failed, display)
+            with executor_for_sweep(plan or Store(where).sweep(), where, **place) as executor:
+                done = run_sweep(where, plan, executor, retry_failed, display)
         except KeyboardInterrupt:
             display.stop()
             short = Store(where).exists() and not (plan and plan.others)
-            again = f"`gradmem sweep {where}`" if short else "The same command"
+            there = f" --on {place['on']}" if place["on"] else ""
+            again = f"`gradmem sweep {where}{there}`" if short else "The same command"
             say(f"Stopped after {display.done} runs, which are kept. {again} goes on.")
             raise typer.Exit(130) from None
     _report(done, where)
@@ -150,12 +179,16 @@ def _numbers(
     final_seeds: int | None = None,
     held_out: float | None = None,
     first_tasks: int | None = None,
+    search: str = "grid",
+    trials: int | None = None,
 ) -> dict[str, Any]:
     """The fields of `Sweep` that say how settings are chosen."""
     n = positive_int("--seeds", seeds)
     final = n if final_seeds is None else positive_int("--final-seeds", final_seeds)
     if first_tasks is not None and select != "first-tasks":
         raise ValueError("--first-tasks goes with --select first-tasks")
+    if trials is not None and search != "optuna":
+        raise ValueError("--trials goes with --search optuna")
     if held_out is not None and select == "test-as-published":
         raise ValueError("--held-out does not go with --select test-as-published")
     found = {
@@ -164,6 +197,8 @@ def _numbers(
         "final_seeds": final_numbers(select, final),
         "held_out": held_out,
         "first_tasks": first_tasks,
+        "search": search,
+        "trials": trials,
     }
     return {name: value for name, value in found.items() if value is not None}
 

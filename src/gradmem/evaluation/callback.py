@@ -14,7 +14,25 @@ __all__ = ["Callback", "Progress"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: given to callbacks after every mini-batch and every row of R."""
+    """How far a run is: given to callbacks after every mini-batch and every row of R.
+
+    Attributes
+    ----------
+    task, n_tasks, label
+        Which stretch of training this is, from 0 on, of how many, and the task's name.
+    examples, n_examples
+        Examples observed so far, and in the whole run.
+    seconds
+        Training and evaluation so far.
+    acc
+        Mean score on the tasks learned so far, at the last row of R.
+    partial
+        What has been measured so far; only when a row of R has just been added.
+    loss
+        What the last `observe` returned. On a GPU, reading its value waits for the device.
+    learner
+        The learner, as it is now.
+    """
 
     task: int
     n_tasks: int
@@ -23,13 +41,9 @@ class Progress:
     n_examples: int
     seconds: float
     acc: float | None
-    """Mean score on the tasks learned so far, at the last row of R."""
     partial: Result | None
-    """What has been measured so far; only when a row of R has just been added."""
     loss: Tensor | None = None
-    """What the last `observe` returned. On a GPU, reading its value waits for the device."""
     learner: Any = None
-    """The learner, as it is now."""
 
 
 class Callback:

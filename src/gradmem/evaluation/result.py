@@ -64,18 +64,22 @@ class Result:
 
     @cached_property
     def metrics(self) -> TransferMetrics:
+        """ACC, BWT and FWT, and forgetting and learning accuracy per task."""
         return transfer_metrics(self.R, self.baseline, self.learned)
 
     @property
     def acc(self) -> float:
+        """Average accuracy at the end (equation 2)."""
         return self.metrics.acc
 
     @property
     def bwt(self) -> float:
+        """Backward transfer (equation 3): below 0 is forgetting."""
         return self.metrics.bwt
 
     @property
     def fwt(self) -> float:
+        """Forward transfer (equation 4)."""
         return self.metrics.fwt
 
     @property

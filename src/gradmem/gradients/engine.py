@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Hashable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +82,7 @@ class MemoryGradients:
         #: Whether a pass changes the network's running statistics.
         self.moves_buffers = mixes_examples(self.objective.network)
         self._segments: Segments | None = None
+        vars(self).pop("most_stored", None)
 
     def use(self, method: str | None) -> None:
         """Go on with the method that a state was saved with, unless one was asked for by name."""
@@ -105,18 +108,19 @@ class MemoryGradients:
 
     def stores(self, stacks: list[Stack]) -> bool:
         """Whether G is stored for these tasks."""
-        k = sum(len(stack) for stack in stacks)
-        if self.method != "gram" and self._is_too_large(k) and self._cuts_well(stacks):
+        k = sum(map(len, stacks))
+        changes = self._asked == "auto" and self.method != "gram" and k > self.most_stored
+        if changes and self._cuts_well(stacks):
             self.method, self._compute, self._buffer = "gram", None, None
         return self.method != "gram" or not stacks
 
-    def _is_too_large(self, k: int) -> bool:
-        """Whether "auto" does not store G: (k, p)."""
+    @cached_property
+    def most_stored(self) -> float:
+        """The most tasks for which "auto" stores G: (k, p)."""
         first = parameters(self.objective.network)[0]
         most = self.memory_limit or total_memory(first.device) // 4
-        row = self.n_parameters * first.itemsize
         # A limit that not even one gradient fits is one for activations.
-        return self._asked == "auto" and row <= most < k * row
+        return most // (self.n_parameters * first.itemsize) or math.inf
 
     def _cuts_well(self, stacks: list[Stack]) -> bool:
         try:
@@ -147,7 +151,7 @@ class MemoryGradients:
         Gradients of the tasks, and activations; before a way is chosen, those of all tasks at once.
         """
         activations = bytes_per_task(self.objective, stack)
-        if self.method == "gram" or self._is_too_large(tasks):
+        if self.method == "gram" or (self._asked == "auto" and tasks > self.most_stored):
             segments = self._new_segments()
             kept = tasks * activations
             if segments.limit is not None:
@@ -307,10 +311,10 @@ def _check_method(method: str, objective: Objective) -> None:
         raise ValueError(
             f'gradients="batched" has no rule for {type(layer).__name__}; "auto" finds a way'
         )
-    if objective.own_loss is not None and method not in ("auto", "loop"):
+    if objective.own_loss is not None and method not in ("auto", "loop", "gram"):
         raise ValueError(
             f'gradients="{method}" works on the loss of outputs, and this learner has a loss() of '
-            'its own: "auto" or "loop"'
+            'its own: "auto", "loop" or "gram"'
         )
 
 

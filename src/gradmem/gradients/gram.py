@@ -20,7 +20,7 @@ from gradmem.gradients.flat import parameters, split
 from gradmem.gradients.loop import loop_gradients, task_losses
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import computing_in
-from gradmem.gradients.segments import Call, Pass, Segments
+from gradmem.gradients.segments import Block, Call, Pass, Segments
 from gradmem.memory.stack import Stack
 from gradmem.projection.blocks import inner_products
 from gradmem.projection.project import Unstored
@@ -61,9 +61,10 @@ class GramGradients:
         self._start()
 
     def _start(self) -> None:
-        self._rows: dict[nn.Parameter, Tensor] = {}  # gradients (k, n) that are kept
-        self._done: set[nn.Parameter] = set()
-        self._left = COPIES * sum(w.numel() * w.itemsize for w in self.weights)
+        self._rows: dict[Block, Tensor] = {}  # gradients (k, n) that are kept
+        self._noted: set[tuple[nn.Parameter, int]] = set()
+        self._done: set[Block] = set()
+        self._left = COPIES * sum(w.nbytes for w in self.weights)
         self._again: list[tuple[int, Call]] = []  # what Gᵀv takes, with the tasks' places
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class GramGradients:
                 with torch.enable_grad(), computing_in(self.precision, z.device):
                     return self._products(z)
             except _SharedError as error:  # found out once
-                self.segments.shared.add(error.weight)
+                self.segments.shared.add(error.block)
 
     def square(self, z: Tensor) -> Tensor:
         """|z|²: () in double precision."""
@@ -100,31 +101,34 @@ class GramGradients:
 
     def _products(self, z: Tensor) -> tuple[Tensor, Tensor]:
         k = len(self)
-        parts = dict(zip(self.weights, split(z, self.weights), strict=True))
         total = torch.zeros((k, k + 1), dtype=torch.float64, device=z.device)
         passes = self._forward()
         calls = [(place, i) for place, one in enumerate(passes) for i in range(one.remaining)]
-        users = Counter(w for place, i in calls for w in passes[place].calls[i].weights)
+        users = Counter(b for place, i in calls for b in self._blocks_of(passes[place].calls[i]))
         for place, i in sorted(calls, key=lambda call: (-call[1], call[0])):
             one = passes[place]
             self.segments.back(one, i, place, self._note)
-            users.subtract(one.calls[i].weights)
-            for w in one.calls[i].weights:
-                if not users[w] and w not in self.segments.shared:
-                    self._finish(w, parts[w], total)
             self._again.append((place, one.calls[i]))
+            users.subtract(own := self._blocks_of(one.calls[i]))
+            for block in own:
+                if not users[block] and block not in self.segments.shared:
+                    self._finish(block, z, total)
             if place == k - 1:
                 self._let_go()
-        for w in self.weights:
-            if w not in self._done:
-                self._finish(w, parts[w], total, keep=True)
+        for block in dict.fromkeys(self.segments.blocks.values()):
+            if block not in self._done:
+                self._finish(block, z, total, keep=True)
         self._let_go()
         return total[:, :k], total[:, k]
+
+    def _blocks_of(self, call: Call) -> list[Block]:
+        return list(dict.fromkeys(self.segments.blocks[w] for w in call.weights))
 
     def _let_go(self) -> None:
         """Free the segments whose gradients are all kept: Gᵀv takes nothing more of them."""
         for _, call in self._again:
-            if not any(self._is_dropped(w) or w not in self._done for w in call.weights):
+            own = self._blocks_of(call)
+            if all(block in self._done and block in self._rows for block in own):
                 call.let_go()
 
     def _forward(self) -> list[Pass]:
@@ -141,30 +145,43 @@ class GramGradients:
             one.remaining = len(one.calls)
             while one.remaining and _gives_more(call := one.calls[one.remaining - 1]):
                 one.remaining -= 1
-                self.segments.shared.update(call.weights)
+                self.segments.shared.update(self._blocks_of(call))
                 self.segments.back(one, one.remaining, place, self._note)
                 call.let_go()
             passes.append(one)
         return passes
 
-    def _note(self, w: nn.Parameter, place: int, gradient: Tensor) -> None:
-        if id(w) in self._left_out:
-            return
-        if w in self._done:
-            raise _SharedError(w)
-        if w not in self._rows:
-            self._rows[w] = w.new_zeros((len(self), w.numel()))
-        self._rows[w][place] += gradient.reshape(-1)
+    def _note(
+        self, weights: Sequence[nn.Parameter], place: int, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Add to the gradients of the task at a place."""
+        start = 0
+        for w, gradient in zip(weights, gradients, strict=True):
+            block = self.segments.blocks[w]
+            start = 0 if w is block.weights[0] else start
+            columns, start = slice(start, start + w.numel()), start + w.numel()
+            if gradient is None or id(w) in self._left_out:
+                continue
+            if block in self._done:
+                raise _SharedError(block)
+            if block not in self._rows:
+                self._rows[block] = w.new_zeros((len(self), block.stop - block.start))
+            row = self._rows[block][place, columns].view_as(w)
+            if (w, place) in self._noted:
+                row += gradient
+            else:
+                row.copy_(gradient)
+                self._noted.add((w, place))
 
-    def _finish(self, w: nn.Parameter, z: Tensor, total: Tensor, keep: bool = False) -> None:
-        """Add a parameter's part of the inner products, and drop its gradients if they are many."""
-        self._done.add(w)
-        rows = self._rows.get(w)
+    def _finish(self, block: Block, z: Tensor, total: Tensor, keep: bool = False) -> None:
+        """Add some columns' part of the inner products, and drop the gradients if they are many."""
+        self._done.add(block)
+        rows = self._rows.get(block)
         if rows is None:
             return
-        add_products(total, rows, z.reshape(-1))
+        add_products(total, rows, z[block.start : block.stop])
         if not keep and rows.nbytes > self._left:
-            del self._rows[w]
+            del self._rows[block]
         elif not keep:
             self._left -= rows.nbytes
 
@@ -174,9 +191,9 @@ class GramGradients:
         z, GGt, Gz = self._known
         out = z.clone()
         v = v.to(GGt)
+        for block, rows in self._rows.items():
+            out[block.start : block.stop] += v.to(rows.dtype) @ rows
         parts = dict(zip(self.weights, split(out, self.weights), strict=True))
-        for w, rows in self._rows.items():
-            parts[w].add_((v.to(rows.dtype) @ rows).view_as(w))
         with torch.enable_grad(), computing_in(self.precision, out.device):
             for place, call in self._again:
                 weights = [w for w in call.weights if self._is_dropped(w)]
@@ -185,12 +202,11 @@ class GramGradients:
                     for w, gradient in zip(weights, found, strict=True):
                         if gradient is not None:
                             parts[w].add_(gradient)
-
         self._known = out, GGt, Gz + GGt @ v
         return out
 
     def _is_dropped(self, w: nn.Parameter) -> bool:
-        return w not in self._rows and id(w) not in self._left_out
+        return self.segments.blocks[w] not in self._rows and id(w) not in self._left_out
 
     @staticmethod
     def bytes_needed(segments: Segments, tasks: int) -> int:
@@ -241,10 +257,10 @@ def check_segments(objective: Objective, segments: Segments, few: Stack) -> None
 
 
 class _SharedError(Exception):
-    """A parameter's gradients were taken to be complete too early."""
+    """A block's gradients were taken to be complete too early."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
-        self.weight = weight
+    def __init__(self, block: Block) -> None:
+        self.block = block
 
 
 def _gives_more(call: Call) -> bool:

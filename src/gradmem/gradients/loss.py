@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 from gradmem.cuda.devices import has_triton
 from gradmem.memory.stack import Stack
-from gradmem.trees import Tree, size, take
+from gradmem.trees import Tree, leaves, size, take
 
 __all__ = ["Criterion", "Loss", "masked"]
 
@@ -30,9 +30,9 @@ Loss = Callable[[Any, Any], Tensor]
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def masked(logits: Any, mask: Tensor | None) -> Any:
+def masked(logits: Any, mask: Tensor | None, value: float = float("-inf")) -> Any:
     """Logits (…, classes) with −∞ for the outputs that are not in the mask, if there is one."""
-    return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
+    return logits if mask is None else logits.masked_fill(~mask, value)
 
 
 class Criterion:
@@ -83,7 +83,7 @@ class Criterion:
 
         `mask` says which outputs count: (classes,), or (n, classes) for each example.
         """
-        outputs, y = masked(outputs, mask), self._classes(y)
+        outputs, y = self._masked(outputs, mask, y), self._classes(y)
         if self._elements is not None and not self._means:
             values, weights = self._parts(outputs, y)
             return values.sum() / weights.sum()
@@ -101,7 +101,8 @@ class Criterion:
         """The mean loss at each task's memories (equation 5): (k,) from outputs (k·m, …)."""
         k, m = stack.room
         if stack.masks is not None:
-            outputs = masked(outputs.unflatten(0, (k, m)), stack.masks[:, None]).flatten(0, 1)
+            whole = outputs.unflatten(0, (k, m))
+            outputs = self._masked(whole, stack.masks[:, None], stack.y).flatten(0, 1)
         y = self._classes(stack.flat_y)
         if self.is_plain and outputs.ndim == 2:
             losses = F.cross_entropy(outputs, y, reduction="none").view(k, m)
@@ -125,13 +126,22 @@ class Criterion:
 
     def outputs_gradient(self, outputs: Tensor, stack: Stack, out: Tensor) -> None:
         """Write the gradient of the tasks' summed losses by the outputs (k·m, …) into out."""
-        if self.is_plain and outputs.ndim == 2 and not stack.flat_y.is_floating_point():
+        if self.is_plain and outputs.ndim == 2:
             _softmax_gradient(outputs, stack, self._classes(stack.flat_y), out)
             return
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
             total = self.by_task(leaf, stack).sum()
             out.copy_(torch.autograd.grad(total, leaf)[0])
+
+    def _masked(self, outputs: Any, mask: Tensor | None, y: Tree) -> Any:
+        """Outputs without those that are not in the mask, as the loss takes them.
+
+        Probabilities of zero are multiplied with the logarithm of what is left out: it is finite.
+        """
+        if mask is None or not self.is_cross_entropy or not leaves(y)[0].is_floating_point():
+            return masked(outputs, mask)
+        return masked(outputs, mask, torch.finfo(outputs.dtype).min / 4)
 
     def _classes(self, y: Tree) -> Tree:
         """Class ids as cross-entropy takes them."""
@@ -173,10 +183,17 @@ class Criterion:
 
 
 def _softmax_gradient(logits: Tensor, stack: Stack, y: Tensor, out: Tensor) -> None:
-    """(softmax(logits) − onehot(y)) · shares, the gradient of plain cross-entropy, into out."""
+    """(softmax(logits) − onehot(y)) · shares, the gradient of plain cross-entropy, into out.
+
+    Of y: (n, classes), probabilities, (softmax(logits) Σy − y) · shares.
+    """
     if stack.masks is not None:
         whole = logits.unflatten(0, stack.room)
         logits = masked(whole, stack.masks[:, None]).flatten(0, 1)
+    if y.is_floating_point():
+        torch.softmax(logits, 1, out=out)
+        out.mul_(y.sum(1, keepdim=True)).sub_(y).mul_(stack.shares.to(out.dtype).reshape(-1, 1))
+        return
     if logits.is_cuda and logits.dtype == torch.float32 and has_triton():
         from gradmem.gradients.device import softmax_gradient
 

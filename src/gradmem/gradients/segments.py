@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ __all__ = ["Call", "Pass", "Segments", "cuts"]
 
 #: A segment has at most this share of the parameters, if its module can be cut further.
 SHARE = 1 / 8
-#: A parameter, the place of its task and a share of the task's gradient by it.
-Sink = Callable[[nn.Parameter, int, Tensor], None]
+#: Parameters, the place of a task and shares of the task's gradients by them.
+Sink = Callable[[Sequence[nn.Parameter], int, Sequence[Tensor | None]], None]
 
 
 def cuts(network: nn.Module) -> list[nn.Module]:
@@ -45,6 +46,43 @@ def cuts(network: nn.Module) -> list[nn.Module]:
 
     visit(network)
     return list(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Parameters of one segment that lie next to each other in the network: columns of G."""
+
+    weights: tuple[nn.Parameter, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in self.weights)
+
+
+def blocks(
+    weights: Sequence[nn.Parameter], modules: Sequence[nn.Module]
+) -> dict[nn.Parameter, Block]:
+    """The block of each parameter; one that is in no segment, or in several, is a block itself."""
+    owners: dict[nn.Parameter, list[int]] = {w: [] for w in weights}
+    for number, module in enumerate(modules):
+        for w in module.parameters():
+            if w in owners:
+                owners[w].append(number)
+    found: dict[nn.Parameter, Block] = {}
+    start = 0
+    alone = [
+        (number, *owners[w]) if len(owners[w]) != 1 else owners[w][0]
+        for number, w in enumerate(weights)
+    ]
+    for _, run in groupby(zip(weights, alone, strict=True), key=lambda pair: pair[1]):
+        members = tuple(w for w, _ in run)
+        stop = start + sum(w.numel() for w in members)
+        block = Block(members, start, stop)
+        found |= dict.fromkeys(members, block)
+        start = stop
+    return found
 
 
 @dataclass(eq=False)
@@ -129,9 +167,11 @@ class Segments:
         self.network = network
         self.limit = limit
         self.modules = cuts(network)
-        #: Parameters that are used in several segments, or outside of any.
-        self.shared: set[nn.Parameter] = set()
         self.weights = [w for w in network.parameters() if w.requires_grad]
+        self.blocks = blocks(self.weights, self.modules)
+        #: Blocks that are used in several segments, or outside of any.
+        self.shared: set[Block] = set()
+        self._bytes: dict[Any, int] = {}  # that autograd keeps of a segment
         self.kept = 0  # bytes of activations
         self._copies = False  # whether outputs are copied: something changes them in place
         self._inside = False  # whether a segment is being computed
@@ -163,9 +203,7 @@ class Segments:
         call = one.calls[number]
         call.gradients = [one.arrived.pop(id(leaf), None) for leaf in call.outputs]
         found = call.differentiate([*call.leaves, *call.weights])
-        for w, gradient in zip(call.weights, found[len(call.leaves) :], strict=True):
-            if gradient is not None:
-                sink(w, place, gradient)
+        sink(call.weights, place, found[len(call.leaves) :])
         arrived = [
             (given, gradient)
             for given, gradient in zip(call.inputs, found, strict=False)
@@ -203,9 +241,7 @@ class Segments:
         for leaf, gradient in zip(earlier, found, strict=False):
             if gradient is not None:
                 one.add(leaf, gradient)
-        for w, gradient in zip(self.weights, found[len(earlier) :], strict=True):
-            if gradient is not None:
-                sink(w, place, gradient)
+        sink(self.weights, place, found[len(earlier) :])
 
     @contextmanager
     def _cut(self, one: Pass) -> Iterator[None]:
@@ -237,7 +273,7 @@ class Segments:
         keep = self.limit is None or self.kept < self.limit or _is_hooked()
         compute = partial(self._compute, forward, parts, tree)
         restored = _as_it_was(module) if not keep else None
-        with torch.set_grad_enabled(keep), self._counting(module) if keep else ExitStack():
+        with torch.set_grad_enabled(keep), self._counting(module, parts, keep):
             output = compute()
         flat, shape = tree_flatten(output)
         results = [part for part in flat if _is_real(part) and (part.requires_grad or not keep)]
@@ -273,11 +309,20 @@ class Segments:
             self._inside = False
 
     @contextmanager
-    def _counting(self, module: nn.Module) -> Iterator[None]:
-        """Count the bytes that autograd keeps of a segment, if there is a limit."""
-        if self.limit is None or _is_hooked():
+    def _counting(self, module: nn.Module, parts: list[Any], keep: bool) -> Iterator[None]:
+        """Count the bytes that autograd keeps of a segment, if there is a limit.
+
+        They are measured once for each shape of its inputs.
+        """
+        if self.limit is None or not keep or _is_hooked():
             yield
             return
+        key = (module, *(part.shape for part in parts if isinstance(part, Tensor)))
+        if key in self._bytes:
+            self.kept += self._bytes[key]
+            yield
+            return
+        before = self.kept
         seen = {w.untyped_storage().data_ptr() for w in module.parameters()}
 
         def note(tensor: Tensor) -> Tensor:
@@ -289,6 +334,7 @@ class Segments:
 
         with saved_tensors_hooks(note, lambda tensor: tensor):
             yield
+        self._bytes[key] = self.kept - before
 
 
 def _as_it_was(module: nn.Module) -> Callable[[], Any]:

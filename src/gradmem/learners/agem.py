@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import chain
 from typing import Any, Unpack
 
 import torch
@@ -12,13 +11,24 @@ from torch import Tensor, nn
 from gradmem.gradients import attach, loss_gradient, parameters, set_gradient
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
+from gradmem.learners.replay import drawn, in_batches
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.projection import Projection
 from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
 
-__all__ = ["AGEM"]
+__all__ = ["AGEM", "Averaging"]
+
+
+class Averaging(Common, total=False):
+    """What A-GEM can be given by keyword."""
+
+    memory: EpisodicMemory | None
+    memories: int
+    budget: int | None
+    keep: str | Policy
+    sample: int | None
 
 
 class AGEM(Learner):
@@ -28,7 +38,8 @@ class AGEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -67,30 +78,35 @@ class AGEM(Learner):
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
         others = [k for k in self.memory if k != t]
-        remembered = self.memory.sample(others, self.sample, self.masks)
 
         def step(x: Tree, y: Tree, mask: Tensor | None, *past: Tree) -> tuple[Any, ...]:
             weights = parameters(self.network)
-            batches = _cut(past, len(remembered))  # one per kind of inputs
-            n = sum(size(y_k) for _, y_k, *_ in batches)
-            references = [
-                loss_gradient(self.loss(x_k, t, y_k, *mask_k) * (size(y_k) / n), weights)
-                for x_k, y_k, *mask_k in batches
+            batches = in_batches(past)  # one per kind of inputs
+            n = sum(size(y_k) for _, y_k, _ in batches)
+            past_losses = [
+                self.loss(x_k, t, y_k, mask_k) * (size(y_k) / n) for x_k, y_k, mask_k in batches
             ]
+            references = [loss_gradient(one, weights) for one in past_losses]
             loss = self.loss(x, t, y, mask)
             g = loss_gradient(loss, weights)
             self.require_finite(loss, g)
             if references:
                 g_ref = torch.stack(references).sum(0)
-                g = self.project(g, g_ref[None])
+                g = self.combined(g, loss.detach(), g_ref, torch.stack(past_losses).sum().detach())
             set_gradient(self.network, g)
             self.descend(loss, self.optimizer)
             return loss.detach(), g
 
-        inputs = (x, y, self.mask(t), *chain(*remembered))
-        loss = self.take(len(remembered), t, step, *inputs)
+        def sample() -> list[Tree | None]:
+            return drawn(self.memory, others, self.sample, self.masks)
+
+        loss = self.take("any task", t, step, x, y, self.mask(t), draw=sample)
         self.memory.put(x, t, y, self.mask(t))
         return loss
+
+    def combined(self, g: Tensor, loss: Tensor, g_ref: Tensor, loss_ref: Tensor) -> Tensor:
+        """What is stepped along: g, without what goes against g_ref."""
+        return self.project(g, g_ref[None])
 
     def own_parts(self) -> Sequence[object]:
         return (self.project,)
@@ -106,9 +122,3 @@ class AGEM(Learner):
         super().set_state(state)
         self.memory.load_state_dict(state["memory"], self.device)
         self.project.set_counts(state["counts"])
-
-
-def _cut(parts: tuple[Tree, ...], n: int) -> list[tuple[Tree, ...]]:
-    """Equal shares of what was handed on in one row, `n` of them."""
-    size = len(parts) // max(1, n)
-    return [parts[i * size : (i + 1) * size] for i in range(n)]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.gradients import attach, parameters
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
+from gradmem.learners.one_by_one import running_statistics_for_one
 from gradmem.learners.optimizers import padded
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, memory_of
@@ -31,7 +30,8 @@ class EWC(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     regularization
         λ ≥ 0.
@@ -124,7 +124,7 @@ class EWC(Learner):
         batches = [slice(n)] if self.fisher == "batch" else ones
         squares = [torch.zeros_like(w) for w in self.weights]
         for some in batches:
-            with _running_statistics_for_one(self.network, size(take(y, some))):
+            with running_statistics_for_one(self.network, size(take(y, some))):
                 x_i, y_i = take(x, some), take(y, some)
                 loss = self.loss(x_i, self.task, y_i, self.mask(self.task))
             grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
@@ -164,16 +164,3 @@ class EWC(Learner):
         with torch.no_grad():  # in place, where a graph finds them
             torch._foreach_copy_(self.curvature, state["curvature"])
             torch._foreach_copy_(self.weighted, state["weighted"])
-
-
-@contextmanager
-def _running_statistics_for_one(network: nn.Module, n: int) -> Iterator[None]:
-    """One example has no batch statistics: it is normalised by the running ones."""
-    parts = [part for part in network.modules() if isinstance(part, _BatchNorm) and part.training]
-    for part in parts if n == 1 else ():
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.training = True

@@ -14,7 +14,24 @@ from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.trees import Tree, size
 
-__all__ = ["GEM"]
+__all__ = ["GEM", "Constraining"]
+
+
+class Constraining(Common, total=False):
+    """What GEM can be given by keyword."""
+
+    memory: EpisodicMemory | None
+    memories: int
+    budget: int | None
+    keep: str | Policy
+    margin: float
+    margin_rule: str
+    constrain: str
+    constraints: int | None
+    gradients: str
+    tasks_per_chunk: int | None
+    memory_limit: int | None
+    precision: str
 
 
 class GEM(Learner):
@@ -33,7 +50,8 @@ class GEM(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.
@@ -117,7 +135,8 @@ class GEM(Learner):
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
             self.require_finite(loss, g)
             self.constraints.set_gradient(g)
-            if chosen and self.constraints.constrain == "update" and not self.graphed.records(x):
+            may_fail_late = not (g.is_cuda and isinstance(G, Tensor))
+            if chosen and self.constraints.constrain == "update" and may_fail_late:
                 self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
@@ -128,8 +147,13 @@ class GEM(Learner):
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(self.constraints.places(past), t, step, x, y, mask)
-        self.memory.put(x, t, y, mask)  # at the end: what could not be learned is not remembered
+        # at the end: what could not be learned is not remembered
+        self.memory.put(x, t, self.remembered(x, t, y), mask)
         return loss
+
+    def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
+        """What is remembered as y of a mini-batch, of y's kind, after the step on it."""
+        return y
 
     def own_parts(self) -> Sequence[object]:
         own = self.constraints

@@ -40,7 +40,8 @@ class ICaRL(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`. An example's features are what goes into the linear layer that comes last as
         the network computes; the outputs, if there is none. All inputs have one shape.
     distillation
@@ -128,7 +129,7 @@ class ICaRL(Learner):
             self.descend(loss, self.optimizer)
             return (loss.detach(),)
 
-        loss = self.take("any task", t, step, x, y, self.mask(t), *self._drawn())
+        loss = self.take("any task", t, step, x, y, self.mask(t), draw=self._drawn)
         self.current.put(x, t, y)
         self.task = t
         return loss

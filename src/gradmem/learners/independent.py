@@ -26,8 +26,10 @@ class Independent(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, not_finite, seed, graphs
-        See `Learner`. The network is the pattern of all others and is not trained itself.
+    network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
+    not_finite, seed, graphs
+        See `Learner`; `grow` is refused. The network is the pattern of all others and is not
+        trained itself.
     start
         What a new task's network starts from: "copy" of the one trained last, or "random" weights.
 
@@ -75,6 +77,9 @@ class Independent(Learner):
 
     def module(self, t: Hashable | None) -> nn.Module:
         return self.networks.get(t, self.pattern)
+
+    def modules_by_task(self) -> dict[Hashable, nn.Module]:
+        return dict(self.networks)
 
     def _add(self, t: Hashable) -> None:
         """A network for a new task."""

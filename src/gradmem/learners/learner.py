@@ -87,6 +87,13 @@ class Learner(Stepping, ABC):
         river's `ADWIN()`). A detector is given each batch's mean loss in evaluation mode before
         the batch is learned, which on a GPU waits for it; where it detects a change, the batch
         begins a new task. The learner has a copy of its own.
+    average
+        Decay, between 0 and 1, of an exponential average of the weights, which predictions are
+        made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
+        themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
+        too. None for no average.
+    glances
+        Steps on each mini-batch; what is remembered of it is remembered once, after the last.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -117,6 +124,8 @@ class Learner(Stepping, ABC):
     one_network = True
     #: Whether several processes can train the network together.
     distributes = False
+    #: What makes the loss of outputs and y.
+    criterion_kind: type[Criterion] = Criterion
     settings: dict[str, Any]
 
     def __new__(cls, *args: Any, **settings: Any) -> Learner:
@@ -147,6 +156,8 @@ class Learner(Stepping, ABC):
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
         boundaries: Rule | None = None,
+        average: float | None = None,
+        glances: int = 1,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -168,7 +179,7 @@ class Learner(Stepping, ABC):
         if self.processes is not None:
             self._check_distributed(grow)
         self.network = network
-        self.criterion = Criterion(loss)
+        self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
         self.passes = Forward(self.describing.of_x(transform))
         if decide is not None and not callable(decide):
@@ -188,7 +199,7 @@ class Learner(Stepping, ABC):
         self._inputs = Inputs(self.criterion)
         self._output_masks = OutputMasks()
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
-        self.prepare_steps(network, make, schedule, clip, seed, graphs)
+        self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances)
         self._lock = Lock()
 
     def _check_distributed(self, grow: bool) -> None:
@@ -348,7 +359,10 @@ class Learner(Stepping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
+            self._taken = False
             loss = self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
+            if not self._taken:  # a learner that steps its own way
+                self.average_weights(t)
             if self.processes is not None:
                 self.processes.share_buffers(self.network)
             return loss
@@ -418,7 +432,7 @@ class Learner(Stepping, ABC):
         self._inputs.check_own(t, y, self.outputs.get(t))
 
     def check_all(self, tasks: Collection[Hashable], classes: Collection[int]) -> None:
-        """Raise ValueError if these are too many to be observed, one after another."""
+        """ValueError if so many `tasks` or `classes` cannot be observed, one after another."""
         del tasks, classes  # any number will do
 
     @torch.no_grad()
@@ -458,15 +472,6 @@ class Learner(Stepping, ABC):
         if look:
             self._inputs.check_x(x, partial(self.evaluated, t=t))
         return outputs(x, t)
-
-    @property
-    def predicts_alike(self) -> bool:
-        """Whether an example is predicted alike whatever its task."""
-        own = type(self)
-        names = ("predict", "scores", "evaluated", "module", "described")
-        usual = all(getattr(own, name) is getattr(Learner, name) for name in names)
-        described = self.describing.size is not None
-        return usual and self.shares_outputs and not self.outputs and not described
 
     def scores(self, x: Tree, t: Hashable | None) -> Any:
         """The outputs for x without those of other tasks: (n, classes) for classes."""
@@ -523,6 +528,8 @@ class Learner(Stepping, ABC):
                 "descriptions": {t: as_description(t, d) for t, d in self.descriptions.items()},
                 **self.get_state(),
             }
+            if self.averaged is not None:
+                state["average"] = self.averaged.state_of(self.modules_by_task())
             if self._boundaries is not None:
                 state["boundaries"] = self._boundaries.state_dict()
             return copy.deepcopy(state)
@@ -543,9 +550,9 @@ class Learner(Stepping, ABC):
                 state = own_part(state, self.processes, getattr(self, "memory", None))
                 check_state(state, compared_settings(type(self), self.settings), before)
                 boundaries = restored(self._boundaries, state.get("boundaries"))
-                self.set_state(state)
+                self._set_state(state)
             except Exception as error:
-                self.set_state(before)
+                self._set_state(before)
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
@@ -554,6 +561,11 @@ class Learner(Stepping, ABC):
             self.descriptions = dict(state.get("descriptions", {}))
             self._randomness = state["randomness"].cpu()
             self._inputs.are_classes = state.get("classes", self._inputs.are_classes)
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        self.set_state(state)
+        if self.averaged is not None:
+            self.averaged.load(self.modules_by_task(), state["average"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the learner's state to one file, from which nothing is executed when it is read.
@@ -596,7 +608,7 @@ class Learner(Stepping, ABC):
         return optimizer_state(optimizer, self._schedules.get(optimizer))
 
     def load_state_of(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Take over what `state_of` gave."""
+        """Let an `optimizer` take over the `state` that `state_of` gave."""
         if self.processes is not None:
             own = self.processes.sharded(state["optimizer"], optimizer)
             state = {**state, "optimizer": own}
@@ -604,7 +616,6 @@ class Learner(Stepping, ABC):
 
     def _follow_network(self) -> None:
         """Let the optimizer follow a network whose layers were replaced or widened."""
-        self._parts = list(self.network.modules())
         everything = list(self.network.parameters())
         learning = [w.requires_grad for w in everything]
         if len(learning) == len(self._learning) and learning != self._learning:
@@ -623,6 +634,8 @@ class Learner(Stepping, ABC):
         self.follow([(w, predecessor(w)) for w in weights])
         self._learning = learning
         self._has_buffers = any(True for _ in self.network.buffers())
+        if self.averaged is not None:
+            self.averaged.forget_others(self.network)
         self._inputs.forget()
         self.graphed.forget()
 
@@ -650,10 +663,20 @@ class Learner(Stepping, ABC):
             raise TypeError(f"{type(self).__name__} needs t, for {what}; got None")
 
     @torch.no_grad()
-    def evaluated(self, x: Tree, t: Hashable | None) -> Any:
-        """Outputs in evaluation mode; every part is put back into the mode it was in."""
+    def evaluated(self, x: Tree, t: Hashable | None, *, live: bool = False) -> Any:
+        """Outputs in evaluation mode, of the averaged weights if there is an average.
+
+        With `live`, of the weights that learn.
+        """
         with self._evaluating(t) as module:
-            return self.passes(module, x)
+            if self.averaged is None or live:
+                return self.passes(module, x)
+            with self.averaged.standing_in(module):
+                return self.passes(module, x)
+
+    def modules_by_task(self) -> dict[Hashable, nn.Module]:
+        """The modules that learn: one for all tasks, under None, or one for each."""
+        return {None: self.network}
 
     @contextmanager
     def _evaluating(self, t: Hashable | None) -> Iterator[nn.Module]:

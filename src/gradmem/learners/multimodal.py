@@ -25,9 +25,10 @@ class Multimodal(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, not_finite, seed, graphs
-        See `Learner`. The network is an `nn.Sequential`; its first layer becomes the pattern of
-        the tasks' input layers, the rest is shared.
+    network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
+    not_finite, seed, graphs
+        See `Learner`; `grow` is refused. The network is an `nn.Sequential`; its first layer becomes
+        the pattern of the tasks' input layers, the rest is shared.
 
     Examples
     --------
@@ -80,6 +81,9 @@ class Multimodal(Learner):
 
     def module(self, t: Hashable | None) -> nn.Module:
         return nn.Sequential(self.inputs.get(t, self.next_input), self.shared)
+
+    def modules_by_task(self) -> dict[Hashable, nn.Module]:
+        return {t: self.module(t) for t in (None, *self.inputs)}
 
     def _add(self, t: Hashable) -> None:
         """An input layer for a new task; the one after it is drawn already."""

@@ -36,6 +36,8 @@ class Common(TypedDict, total=False):
     decide: Callable[[Any], Any] | None
     grow: bool
     boundaries: Rule | None
+    average: float | None
+    glances: int
     not_finite: str
     seed: int
     graphs: bool

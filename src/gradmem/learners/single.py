@@ -17,7 +17,8 @@ class Single(Learner):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, not_finite, seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
+    glances, not_finite, seed, graphs
         See `Learner`.
 
     Examples

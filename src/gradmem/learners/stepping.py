@@ -22,9 +22,10 @@ from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.distributed import Processes
 from gradmem.gradients import parameters
 from gradmem.interrupts import Lock
+from gradmem.learners.averaging import Average
 from gradmem.learners.optimizers import OptimizerFactory, ScheduleFactory
 from gradmem.trees import Tree, leaves
-from gradmem.validation import non_negative_int, positive
+from gradmem.validation import non_negative_int, positive, positive_int
 
 if TYPE_CHECKING:
     from gradmem.cuda.guard import Guard
@@ -46,9 +47,6 @@ class Stepping:
     steps: int
     #: The processes that train the network together; None for this one alone.
     processes: Processes | None
-    #: The network's parameters that learn, and its modules, when it was last looked at.
-    _followed: list[nn.Parameter]
-    _parts: list[nn.Module]
 
     def prepare_steps(
         self,
@@ -58,11 +56,17 @@ class Stepping:
         clip: float | None,
         seed: int,
         graphs: bool,
+        average: float | None = None,
+        glances: int = 1,
     ) -> None:
         """Make the optimizer and what a step needs; see `Learner` for the parameters."""
         if non_negative_int("seed", seed) >= 2**63:
             raise ValueError(f"seed must be below 2**63, got {seed}")
         self.clip = None if clip is None else positive("clip", clip)
+        self.glances = positive_int("glances", glances)
+        self.averaged = None if average is None else Average(average)
+        if self.averaged is not None:
+            self.averaged.tensors(network)
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._schedules: dict[Optimizer, LRScheduler] = {}
         self.optimizer = self.new_optimizer(network)
@@ -71,9 +75,9 @@ class Stepping:
         self._recent: deque[Hashable] = deque(maxlen=RECENT)
         self._task: Hashable | None = None
         self._waits = False
+        self._taken = False  # whether a step was taken for this mini-batch
         self._noted: list[tuple[Tensor, Tensor]] = []
         self._undo: list[Callable[[], None]] = []
-        self._parts = list(network.modules())
         self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
@@ -85,7 +89,7 @@ class Stepping:
 
     @property
     def device(self) -> torch.device:
-        return self._followed[0].device
+        return next(self.network.parameters()).device
 
     def module(self, t: Hashable | None) -> nn.Module:
         """The module that gives the outputs of task t."""
@@ -105,11 +109,31 @@ class Stepping:
             self._guard.look(loss, gradients)
         if self.clip is not None:
             clip_grad_norm_(weights, self.clip)
+        if self._guard is not None:
+            self._guard.hold(optimizers)
         for optimizer in optimizers:
-            if self._guard is None:
-                optimizer.step()
-            else:
-                self._guard.step(optimizer)
+            optimizer.step()
+
+    def look(self, loss: Tensor) -> None:
+        """Let a loss that nothing descends along be as `descend` asks for."""
+        if self._guard is None:
+            self.require_finite(loss, loss)
+        else:
+            self._guard.look(loss, [])
+
+    def put_values(self, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Replace in place what a learner keeps, after `descend`; it stays where steps are held."""
+        if self._guard is not None:
+            held = self._guard.found.bool()
+            pairs = zip(tensors, values, strict=True)
+            values = [torch.where(held, old, new) for old, new in pairs]
+        torch._foreach_copy_(list(tensors), list(values))
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate of the optimizer's first group, as it is now."""
+        rate: float | Tensor = self.optimizer.param_groups[0]["lr"]
+        return rate
 
     def require_finite(self, loss: Tensor, g: Tensor) -> None:
         """Raise FloatingPointError if a loss or its gradient is not finite; on a CPU only.
@@ -145,24 +169,78 @@ class Stepping:
         """Those that step when task t is observed."""
         return (self.optimizer,)
 
-    def take(self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
-        """Take a step on task t and return its loss; on a GPU as a CUDA graph (`GraphedSteps`).
+    def take(
+        self,
+        key: Hashable,
+        t: Hashable,
+        step: Step,
+        *inputs: Tree | None,
+        draw: Callable[[], Sequence[Tree | None]] = tuple,
+    ) -> Tensor | None:
+        """Take a step on task t, `glances` times, and return its first loss.
 
-        `key` says what the step depends on beside its inputs, modes and rates.
+        On a GPU a step is a CUDA graph (`GraphedSteps`). `key` says what it depends on beside its
+        inputs, modes and rates; what `draw` gives follows the inputs, drawn anew for each glance.
         """
+        if self.glances == 1:
+            return self.take_once(key, t, step, *inputs, *draw())
+        self.note_steps(t, leaves(inputs[0])[0].device)
+        first = self.take_once(key, t, step, *inputs, *draw())
+        for _ in range(1, self.glances):
+            self.steps += 1
+            self.take_once(key, t, step, *inputs, *draw())
+        return first
+
+    def take_once(
+        self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None
+    ) -> Tensor | None:
+        """`take` for one glance."""
         if self.graphed.records(inputs[0]):
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
                 self.graphed.forget()
-            modes = tuple([part.training for part in self._parts])
+            modes = tuple(part.training for part in self.network.modules())
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
         self._watch(t, leaves(inputs[0])[0].device)
-        if self._guard is None:
-            return self.graphed(key, step, *inputs)
-        loss = self.graphed(key, self._with_statistics_put_back(step, t), *inputs)
-        if self._waits:
+        self._taken = True
+        step = self._with_average(self._with_statistics_put_back(step, t), t)
+        loss = self.graphed(key, step, *inputs)
+        if self._waits and self._guard is not None:
             self._settle(self.steps + 1)
         return loss
+
+    def note_steps(self, t: Hashable, device: torch.device) -> None:
+        """Note what a first step changes, in case a later one on the mini-batch cannot be made.
+
+        On a GPU that is not waited for, steps that were made stay.
+        """
+        if device.type == "cuda" and not self._waits:
+            return
+        for optimizer in self.optimizers_of(t):
+            self.note_step(optimizer)
+        if self.graphed.enabled:
+            self._undo.append(self.graphed.forget)  # the optimizers' state lies elsewhere then
+        if self.averaged is not None:
+            self.note(self.averaged.tensors(self.module(t)))
+
+    def _with_average(self, step: Step, t: Hashable) -> Step:
+        """The step, after which the average of the weights follows, if there is one."""
+        if self.averaged is None:
+            return step
+        self.averaged.tensors(self.module(t))  # they begin before the step
+
+        def averaging(*inputs: Any) -> tuple[Any, ...]:
+            kept = step(*inputs)
+            self.average_weights(t)
+            return kept
+
+        return averaging
+
+    def average_weights(self, t: Hashable) -> None:
+        """Let the average follow the weights of task t's module, unless steps are held."""
+        if self.averaged is not None:
+            held = None if self._guard is None else self._guard.found
+            self.averaged.update(self.module(t), held)
 
     def _watch(self, t: Hashable, device: torch.device) -> None:
         """Note which task a step is on, and let a guard watch over steps on a GPU."""
@@ -177,7 +255,7 @@ class Stepping:
 
     def _with_statistics_put_back(self, step: Step, t: Hashable) -> Step:
         """The step, after which the network's buffers are as before if it was not finite."""
-        if not self._has_buffers:
+        if not self._has_buffers or self._guard is None:
             return step
 
         def guarded(*inputs: Any) -> tuple[Any, ...]:
@@ -252,19 +330,22 @@ class Stepping:
     def own_randomness(self) -> Iterator[None]:
         """Random numbers drawn inside come from the learner's generator."""
         with GENERATOR:
-            outside = torch.get_rng_state()
-            torch.set_rng_state(self._randomness)
-            try:
-                if self.is_random and self.device.type == "cuda":
-                    # A GPU has a generator of its own, which is seeded from the learner's.
-                    with torch.random.fork_rng([self.device]):
-                        torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-                        yield
-                else:
+            yield from self._with_own_generator()
+
+    def _with_own_generator(self) -> Iterator[None]:
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._randomness)
+        try:
+            if self.is_random and self.device.type == "cuda":
+                # A GPU has a generator of its own, which is seeded from the learner's.
+                with torch.random.fork_rng([self.device]):
+                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
                     yield
-                self._randomness = torch.get_rng_state()  # not after an error
-            finally:
-                torch.set_rng_state(outside)
+            else:
+                yield
+            self._randomness = torch.get_rng_state()  # not after an error
+        finally:
+            torch.set_rng_state(outside)
 
 
 def _is_random(part: nn.Module) -> bool:

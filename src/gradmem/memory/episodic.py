@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.memory.policies import POLICIES, Features, Losses, Offer, Policy, Row
+from gradmem.memory.policies import (
+    POLICIES,
+    Features,
+    Gradients,
+    Losses,
+    Offer,
+    Policy,
+    Row,
+)
 from gradmem.memory.rows import Rows
 from gradmem.memory.stack import Stack
 from gradmem.trees import Kind, Tree, check, concatenate, kind, size, take, to, tree_map
@@ -36,16 +44,17 @@ def memory_of(
     *,
     default: str = "last",
     seed: int = 0,
+    groups: int | None = None,
 ) -> EpisodicMemory:
     """The memory that was given, or one with these limits; not both.
 
     `default` is what `keep` is where nothing was said.
     """
     if memory is None:
-        return EpisodicMemory(memories, budget, keep, seed)
+        return EpisodicMemory(memories, budget, keep, seed, groups=groups)
     if not isinstance(memory, EpisodicMemory):
         raise TypeError(f"memory must be an EpisodicMemory, got {memory!r}")
-    if memories != MEMORIES or budget is not None or keep != default:
+    if memories != MEMORIES or keep != default or (budget, groups) != (None, None):
         raise ValueError("memory has limits of its own: memories, budget and keep go without it")
     return memory
 
@@ -64,7 +73,8 @@ class EpisodicMemory:
         Which examples of a task: "last" (the paper's), "first", "reservoir" (a uniform sample),
         "balanced" (equally many of each class), "herding" (whose mean features are close to those
         of all), "k-centre" (far apart in their features), "loss" (a sample weighted by the loss),
-        or a `Policy` of your own.
+        or a `Policy`: one of your own, or one with a setting, as `KCentre("gradients")` of
+        `gradmem.memory.policies`.
     seed
         Of a policy's random choices; the global generator is left alone.
     groups
@@ -133,7 +143,9 @@ class EpisodicMemory:
         self._generator = torch.Generator().manual_seed(non_negative_int("seed", seed))
         self._features: Features | None = None
         self._losses: Losses | None = None
+        self._gradients: Gradients | None = None
         self._in_all: tuple[int, int | None] | None = None
+        self._labels: Callable[[Tree], Tree] | None = None
         self._start()
 
     def split(self, rank: int, processes: int) -> None:
@@ -163,8 +175,14 @@ class EpisodicMemory:
         self._version = 0  # changes with where examples lie, and how many others there are
         self._others: tuple[Hashable, list[Stack]] | None = None
 
-    def attach(self, features: Features | None = None, losses: Losses | None = None) -> None:
-        """Say how a policy gets the features and losses of examples; learners do it themselves.
+    def attach(
+        self,
+        features: Features | None = None,
+        losses: Losses | None = None,
+        gradients: Gradients | None = None,
+        labels: Callable[[Tree], Tree] | None = None,
+    ) -> None:
+        """Say how a policy gets what a network makes of examples; learners do it themselves.
 
         Parameters
         ----------
@@ -172,8 +190,14 @@ class EpisodicMemory:
             x, t → (n, …). Without it, a policy takes the inputs themselves.
         losses
             x, t, y, mask → (n,), the mask saying which outputs are the task's: (classes,) or None.
+        gradients
+            x, t, y, mask → (n, q), by the weights that a policy is to compare examples by.
+        labels
+            y as it is kept → the labels, which a policy, losses and gradients are given; y itself
+            if None.
         """
-        self._features, self._losses = features, losses
+        self._features, self._losses, self._gradients = features, losses, gradients
+        self._labels = labels
 
     def holding(self, examples: Mapping[Hashable, tuple[Tree, Tree]]) -> EpisodicMemory:
         """A memory with the same settings to which these were added, task → (x, y).
@@ -202,7 +226,7 @@ class EpisodicMemory:
         """Raise what `add` would raise, and change nothing."""
         known = self._places[t][0].kind if t in self._places else None
         plain = isinstance(x, Tensor) and isinstance(y, Tensor)  # the usual case, looked at at once
-        if plain and known == (kind(x), kind(y)) and size(x) == size(y) > 0:
+        if plain and known == (kind(x), kind(y)) and len(x) == len(y) > 0:
             return
         if (n := check("x", x)) != (labels := check("y", y)):
             raise ValueError(f"x and y must be equally many, got {n} inputs and {labels} labels")
@@ -246,7 +270,8 @@ class EpisodicMemory:
             self._version += 1  # it is among the others of its own task, too
 
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
-        return Offer(x, y, t, mask, self._features, self._losses)
+        labels = y if self._labels is None else self._labels(y)
+        return Offer(x, y, t, mask, self._features, self._losses, self._gradients, labels)
 
     def _arrive(self, x: Tree, t: Hashable, y: Tree) -> None:
         """Find a row for a task that was not observed before."""
@@ -346,7 +371,7 @@ class EpisodicMemory:
 
         Tasks whose examples lie next to each other come in one `Stack`; one stack is all there is
         while examples are of one kind and the tasks follow the order in which they were met. Tasks
-        that share their memories come once.
+        that share their memories come once. `masks` says which outputs are a task's.
         """
         return [
             rows.stack(some, _masks_of(some, masks))
@@ -356,7 +381,7 @@ class EpisodicMemory:
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed.
 
-        A row that t shares with others is among them.
+        A row that t shares with others is among them. `masks` says which outputs are a task's.
         """
         key = (t, self._version, masks is _all_outputs)
         moved = any(rows.device != rows.home for rows in self._rows.values())
@@ -369,18 +394,28 @@ class EpisodicMemory:
         return self._others[1]
 
     def sample(
-        self, tasks: Sequence[Hashable], n: int | None, masks: Masks = _all_outputs
+        self,
+        tasks: Sequence[Hashable],
+        n: int | None,
+        masks: Masks = _all_outputs,
+        *,
+        replace: bool = False,
     ) -> list[tuple[Tree, ...]]:
-        """N examples of the tasks, drawn without replacement (all of them if None or too few).
+        """`n` examples of `tasks`, drawn without replacement (all of them if None or too few).
 
-        As batches (x, y), or (x, y, mask) where tasks have outputs of their own: one batch per kind
-        of examples. They are drawn by the global generator, which is the learner's own in a step.
+        With `replace` they are n, and one may come twice.
+
+        As batches (x, y), or (x, y, mask) where `masks` gives tasks outputs of their own: one batch
+        per kind of examples. They are drawn by the global generator, which is the learner's own in
+        a step.
         """
         runs = _runs([self._places[t] for t in tasks])
         own = [_masks_of(some, masks) for _, some in runs]
         some_mask = next((mask for mask in own if mask is not None), None)
         total = sum(row.count for _, some in runs for row in some)
         chosen = None if n is None or n >= total else torch.randperm(total)[:n]
+        if replace and n is not None and total:
+            chosen = torch.randint(total, (n,))
         batches: dict[Any, list[tuple[Tree, ...]]] = {}
         start = 0
         for (rows, some), mask in zip(runs, own, strict=True):
@@ -392,7 +427,7 @@ class EpisodicMemory:
                 start += len(slots)
                 slots = slots[chosen[inside] - (start - len(slots))]
             batch = [tree_map(lambda leaf: leaf.flatten(0, 1), part) for part in rows.view(some)]
-            if len(slots) < size(batch[1]):
+            if chosen is not None or len(slots) < size(batch[1]):
                 batch = [take(part, slots.to(rows.device)) for part in batch]
             batch = [to(part, rows.home) for part in batch]
             if some_mask is not None:  # then all batches have them
@@ -442,7 +477,7 @@ class EpisodicMemory:
     def load_state_dict(
         self, state: dict[str, Any], device: torch.device | str | None = None
     ) -> None:
-        """Take over what `state_dict` gave; on a device, if one is named."""
+        """Take over the `state` that `state_dict` gave; on a `device`, if one is named."""
         if tuple(state["limits"]) != self._limits():
             raise ValueError(
                 f"memories, budget and keep must be {tuple(state['limits'])} as when the state was "

@@ -5,17 +5,23 @@ Products of float32 numbers are exact in double precision.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+
+from gradmem.projection.threads import one_thread
 
 __all__ = ["add_rows", "inner_products"]
 
 #: Numbers that are in double precision at a time: they stay in a processor's cache.
 NUMBERS = 1 << 19
-#: Columns of one matrix product. Several are computed at once, each by one thread.
+#: Columns of one matrix product.
 WIDTH = 4096
+#: Numbers that are worth a thread of their own.
+SHARE = 1 << 21
 
 
 def inner_products(G: Tensor, g: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -23,6 +29,22 @@ def inner_products(G: Tensor, g: Tensor, rows: Tensor | None = None) -> Tensor:
 
     H: (n, p) are some of G's rows; all of them for None.
     """
+    n, p = len(G) if rows is None else len(rows), len(g)
+    if G.device.type != "cpu":
+        return _products(G, g, rows)
+    with one_thread() as threads:
+        shares = max(1, min(threads, (n + 1) * p // SHARE))
+        if shares == 1:
+            return _products(G, g, rows)
+        edges = [p * i // shares for i in range(shares + 1)]
+        columns = [slice(*pair) for pair in itertools.pairwise(edges)]
+        with ThreadPoolExecutor(shares, "gradmem", torch.set_num_threads, (1,)) as pool:
+            parts = list(pool.map(lambda c: _products(G[:, c], g[c], rows), columns))
+    return torch.stack(parts).sum(0)
+
+
+@torch.no_grad()  # a thread does not inherit it
+def _products(G: Tensor, g: Tensor, rows: Tensor | None) -> Tensor:
     n = len(G) if rows is None else len(rows)
     width = max(256, min(WIDTH, NUMBERS // (2 * (n + 1))))
     total = G.new_zeros((n + 1, n + 1), dtype=torch.float64)

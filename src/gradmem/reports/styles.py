@@ -83,13 +83,20 @@ def paler(colour: str, part: float) -> str:
 def styles(learners: Iterable[str]) -> dict[str, Style]:
     """A style for each name: by its place in `LEARNERS`; other names have what is left over.
 
+    There are fewer styles than learners: of two that have the same place, the second has what is
+    left over, too.
+
     Examples
     --------
     >>> styles(["gem"])["gem"].marker
     'o'
     """
     known, names = list(LEARNERS), set(learners)
-    found = {name: _STYLES[known.index(name) % len(_STYLES)] for name in known if name in names}
+    found: dict[str, Style] = {}
+    for i, name in enumerate(known):
+        style = _STYLES[i % len(_STYLES)]
+        if name in names and style not in found.values():
+            found[name] = style
     left = [style for style in reversed(_STYLES) if style not in found.values()] or _STYLES
-    others = sorted(names - set(known))
+    others = sorted(names - set(found))
     return found | {name: left[i % len(left)] for i, name in enumerate(others)}

@@ -1,6 +1,7 @@
 """Making the paper's runs in a folder; interrupted, they can be gone on with.
 
-OUT/alone       Table 1's runs: one after another, with all cores, since their seconds are compared
+OUT/alone       Table 1's runs: one after another, with all cores, since their seconds are compared;
+                on a cluster, with all cores of one node
 OUT/others      the rest, several at a time where there are cores for it
 OUT/grid-NAME   the sweep behind a benchmark's settings, if asked for
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from gradmem.evaluation import machine
 from gradmem.reproduction.plan import Conditions, Setting, settings_of
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.read_folder import Run
-from gradmem.sweeps import Event, Executor, InTurn, Phase, Store, check_settings, executor_for
+from gradmem.sweeps import (
+    Elsewhere,
+    Event,
+    Executor,
+    InTurn,
+    Phase,
+    Round,
+    Store,
+    check_settings,
+    executor_for,
+)
 
 __all__ = ["Timed", "default_workers", "make_runs"]
 
@@ -50,7 +61,9 @@ def make_runs(
         (setting, seed): conditions.experiment(setting, seed)
         for setting, seed in _order(settings, seeds, cuda)
     }
-    check_settings(list(planned.values()))
+    others = executor or executor_for(default_workers(conditions))
+    is_elsewhere = isinstance(others, Elsewhere)
+    check_settings(list(planned.values()), is_elsewhere)
     setting_of = {run.key: setting for (setting, _), run in planned.items()}
 
     def finished(setting: Setting) -> Timed:
@@ -66,13 +79,16 @@ def make_runs(
             on_event(event)
 
     failed: dict[str, tuple[Experiment, str]] = {}
-    others = executor or executor_for(default_workers(conditions))
+    alone = others.alone() if isinstance(others, Elsewhere) else nullcontext(InTurn())
+    places: dict[str, AbstractContextManager[Executor]] = {}
+    places = {"alone": alone, "others": nullcontext(others)}
     with _only_one(out):
-        for name, where in (("alone", InTurn()), ("others", others)):
+        for name, place in places.items():
             runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
             if runs:
-                phase = Phase(Store(out / name), where, retry_failed, report)
-                failed |= phase.make(name, runs)
+                with place as where:
+                    phase = Phase(Store(out / name), where, retry_failed, report)
+                    failed |= phase.make(name, [Round(runs)])
     made = {setting: finished(setting) for setting in settings}
     return {setting: runs for setting, runs in made.items() if runs}, list(failed.values())
 

@@ -23,7 +23,7 @@ from gradmem.trees import leaves
 from gradmem.validation import non_negative_int, positive, positive_int
 from gradmem.version import __version__
 
-__all__ = ["Experiment", "keep_continuums", "settings_key"]
+__all__ = ["Experiment", "keep_continuums", "require_device", "settings_key"]
 
 #: What most benchmarks take, in the order of `config.json`.
 COMMON_OPTIONS = ("data", "n_tasks", "examples_per_task", "batch_size", "epochs", "order")
@@ -50,7 +50,8 @@ class Experiment:
     every
         See `gradmem.run`.
     device
-        Where it is computed.
+        Where it is computed. Planning a run for a device that this machine lacks is no error, since
+        it may be made on another; making its continuum or its learner here is one.
     held_out, first_tasks
         For choosing settings: the fraction of each task's training examples to test on in place
         of the test sets, and the number of tasks after which the continuum ends.
@@ -108,7 +109,7 @@ class Experiment:
             stream=_stream(what, stream),
             shuffled=shuffled,
             every=None if every is None else positive_int("every", every),
-            device=_usable(device),
+            device=_known(device),
             held_out=held_out,
             first_tasks=first_tasks,
             code=lookup.code_of((what, kind)),
@@ -178,6 +179,7 @@ class Experiment:
 
     def continuum(self) -> Continuum:
         """The continuum on this experiment's device; cached for the next experiment with it."""
+        require_device(self.device)
         return _continuum(
             lookup.find_benchmark(self.benchmark),
             self.seed,
@@ -190,6 +192,7 @@ class Experiment:
 
     def new_learner(self) -> Learner:
         """A new, untrained learner; network and learner are made with the seed."""
+        require_device(self.device)
         benchmark, kind = lookup.find_benchmark(self.benchmark), lookup.find_learner(self.learner)
         n_tasks = self.stream.get("n_tasks") or len(self.continuum().tests)
         about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
@@ -314,12 +317,21 @@ def _stream(benchmark: Benchmark, asked: Mapping[str, Any]) -> dict[str, Any]:
     return stream
 
 
-def _usable(device: str) -> str:
+def _known(device: str) -> str:
+    """`device` if it is the name of one, of this machine or of another."""
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} cannot be used here: {error}") from None
+    return device
+
+
+def require_device(device: str) -> None:
+    """Raise ValueError if this process cannot compute on the device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {device!r} cannot be used here: {error}") from None
-    return device
 
 
 @cache

@@ -106,7 +106,7 @@ class DatasetExamples:
         return isinstance(other, DatasetExamples) and self.dataset is other.dataset
 
     def batches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
-        """All examples, `size` at a time, in their own order or in a random one by `seed`.
+        """All examples, `size` at a time, in their order; if `shuffle`, in one drawn by `seed`.
 
         The order is that of `Examples.batches` for the same seed. The seed also governs what worker
         processes draw at random; PyTorch's own generator is not touched. If all examples are one

@@ -116,7 +116,7 @@ class Examples:
         return [*map(id, ours)] == [*map(id, theirs)]
 
     def batches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
-        """All examples, `size` at a time, in their own order or in a random one by `seed`."""
+        """All examples, `size` at a time, in their order; if `shuffle`, in one drawn by `seed`."""
         if not shuffle:
             yield from (self[start : start + size] for start in range(0, len(self), size))
             return

@@ -71,7 +71,7 @@ class Task:
         return f"Task({self.t!r}, {len(self.train)} examples)"
 
     def having(self, train: Source, test: Source | None) -> Task:
-        """The same task with other examples, whose labels are not checked again."""
+        """The same task with these `train` and `test` examples, whose labels are not checked."""
         other = copy.copy(self)
         other.train, other.test = train, test
         return other

@@ -10,8 +10,9 @@
 ({'lr': 0.1}, 1)
 """
 
-from gradmem.sweeps.executors import Died, Executor, InTurn, Processes, executor_for
-from gradmem.sweeps.plan import MODES, Sweep
+from gradmem.sweeps.executors import Died, Elsewhere, Executor, InTurn, Processes, executor_for
+from gradmem.sweeps.places import executor_for_sweep, executor_on
+from gradmem.sweeps.plan import MODES, SEARCHES, Sweep
 from gradmem.sweeps.runner import (
     Event,
     Finished,
@@ -21,15 +22,17 @@ from gradmem.sweeps.runner import (
     grid_of,
     run_sweep,
     sweep,
-    workers_for,
 )
 from gradmem.sweeps.selection import Choice, Standings, select
 from gradmem.sweeps.store import Store
+from gradmem.sweeps.trials import Round
 
 __all__ = [
     "MODES",
+    "SEARCHES",
     "Choice",
     "Died",
+    "Elsewhere",
     "Event",
     "Executor",
     "Finished",
@@ -37,14 +40,16 @@ __all__ = [
     "LostWorkerError",
     "Phase",
     "Processes",
+    "Round",
     "Standings",
     "Store",
     "Sweep",
     "check_settings",
     "executor_for",
+    "executor_for_sweep",
+    "executor_on",
     "grid_of",
     "run_sweep",
     "select",
     "sweep",
-    "workers_for",
 ]

@@ -1,15 +1,14 @@
 """Executors: they call a function with many items, here or in other processes.
 
-One for a cluster is called in the same way. The function can be pickled. It may be called twice
-with the same item: it makes no run that is done, or that another process is making.
+Those for clusters (on_ray.py, on_slurm.py) are called in the same way. The function can be pickled.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from gradmem.evaluation.machine import cores
 from gradmem.validation import positive_int
 
-__all__ = ["Died", "Executor", "InTurn", "Processes", "executor_for"]
+__all__ = ["Died", "Elsewhere", "Executor", "InTurn", "Processes", "executor_for"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,31 +27,56 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Died:
-    """The outcome of an item whose process ended without an answer."""
+    """The outcome of an item whose worker ended without an answer."""
 
-    exit_code: int | None
+    how: str
+    blameless: bool = False
+    """Whether the item cannot be the reason: its machine is gone, or it was not begun."""
 
-    def __str__(self) -> str:
-        code = self.exit_code
+    @classmethod
+    def with_exit_code(cls, code: int | None) -> Died:
+        """The end of a process; a negative code is the signal that ended it."""
         if code is not None and code < 0:
             with suppress(ValueError):
                 name = signal.Signals(-code).name
                 hint = " (out of memory?)" if name == "SIGKILL" else ""
-                return f"the worker was ended by {name}{hint}"
-        return f"the worker ended with exit code {code}"
+                return cls(f"the worker was ended by {name}{hint}")
+        return cls(f"the worker ended with exit code {code}")
+
+    def __str__(self) -> str:
+        return self.how
 
 
 class Executor(Protocol):
     """Calls a function with each of many items."""
 
     def __call__(
-        self, function: Callable[[T], R], items: Sequence[T]
+        self, function: Callable[[T], R], items: Iterable[T]
     ) -> Generator[tuple[T, R | Died], None, None]:
         """Call `function` with each item, and yield each item with its outcome as it comes.
 
-        Closing the generator early ends the calls that are still running.
+        Items are taken when there is a worker for them. Closing the generator early ends the calls
+        that are still running.
         """
         ...
+
+
+class Elsewhere:
+    """The base of executors whose workers do not see the sweep's folder.
+
+    Their workers compute and send back what they found; the process that calls the executor claims
+    runs and writes results (see perform.py).
+    """
+
+    def __call__(
+        self, function: Callable[[T], R], items: Iterable[T]
+    ) -> Generator[tuple[T, R | Died], None, None]:
+        """See `Executor`."""
+        raise NotImplementedError
+
+    def alone(self) -> AbstractContextManager[Elsewhere]:
+        """The same place, but one item at a time with a machine to itself, for times to compare."""
+        raise NotImplementedError
 
 
 class InTurn:
@@ -65,7 +89,7 @@ class InTurn:
     """
 
     def __call__(
-        self, function: Callable[[T], R], items: Sequence[T]
+        self, function: Callable[[T], R], items: Iterable[T]
     ) -> Generator[tuple[T, R], None, None]:
         for item in items:
             yield item, function(item)
@@ -92,9 +116,9 @@ class Processes:
         self.threads = positive_int("threads", share if threads is None else threads)
 
     def __call__(
-        self, function: Callable[[T], R], items: Sequence[T]
+        self, function: Callable[[T], R], items: Iterable[T]
     ) -> Generator[tuple[T, R | Died], None, None]:
-        waiting = list(reversed(items))
+        waiting = list(items)[::-1]
         workers: dict[Any, _Worker] = {}  # by their end of the pipe
         try:
             while waiting or workers:
@@ -143,7 +167,7 @@ class _Worker:
             return self.item, self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            return self.item, Died(self.process.exitcode)
+            return self.item, Died.with_exit_code(self.process.exitcode)
 
     def end(self) -> None:
         """End the process, whatever it is doing: files are written whole or not at all."""

@@ -13,10 +13,31 @@ from gradmem.files import plain
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import non_negative_int, one_of, positive, positive_int
 
-__all__ = ["FIRST_FINAL_SEED", "MODES", "Grid", "Sweep", "check_grids", "final_numbers"]
+__all__ = [
+    "FIRST_FINAL_SEED",
+    "MODES",
+    "SEARCHES",
+    "Grid",
+    "Sweep",
+    "Tried",
+    "check_grids",
+    "final_numbers",
+]
 
 #: Setting → the values to try.
 Grid = Mapping[str, Sequence[Any]]
+
+#: Benchmark → learner → settings that are tried.
+Tried = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+
+#: How settings to try are found.
+SEARCHES = {
+    "grid": "all values of the grid with all",
+    "optuna": "Optuna suggests some, from what is known of those before",
+}
+
+#: Trials of Optuna, if the caller does not say.
+TRIALS = 50
 
 #: What settings are chosen on.
 MODES = {
@@ -59,6 +80,12 @@ class Sweep:
         See `Experiment`; how much is held out, and how many are the first tasks.
     common
         What all runs have in common: what the benchmarks take (data, n_tasks, …), device, every.
+    search
+        How the settings to try are found: "grid", or "optuna" (see `gradmem.sweeps.trials`), which
+        chooses numbers between the least and the greatest of a grid's values, other settings among
+        the values.
+    trials
+        For "optuna": how many settings are tried of each learner; 50 if left out.
 
     Examples
     --------
@@ -79,9 +106,16 @@ class Sweep:
     held_out: float = 0.1
     first_tasks: int = 3
     common: Mapping[str, Any] = field(default_factory=dict)
+    search: str = "grid"
+    trials: int | None = None
 
     def __post_init__(self) -> None:
         one_of("select", self.select, MODES)
+        if one_of("search", self.search, SEARCHES) == "optuna":
+            trials = TRIALS if self.trials is None else positive_int("trials", self.trials)
+            object.__setattr__(self, "trials", trials)
+        elif self.trials is not None:
+            raise ValueError('trials go with search="optuna": a grid is tried as a whole')
         object.__setattr__(self, "grids", check_grids(self.grids))
         object.__setattr__(self, "seeds", _seeds("seeds", self.seeds))
         final = self.final_seeds
@@ -119,8 +153,10 @@ class Sweep:
         grid = self.grids[benchmark][learner]
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
-    def experiments(self) -> list[Experiment]:
+    def experiments(self, tried: Tried | None = None) -> list[Experiment]:
         """The runs to choose from, in the order in which they are made fastest.
+
+        These are all settings of the grids, or those in `tried`, with all seeds.
 
         Learners alternate, so that the time left can soon be estimated. On a GPU a setting's seeds
         follow each other and share recorded CUDA graphs; on a CPU all runs of a seed follow each
@@ -128,8 +164,12 @@ class Sweep:
         """
         made = []
         for benchmark, learners in self.grids.items():
-            tried = [[(name, s) for s in self.settings(benchmark, name)] for name in learners]
-            turns = [row[i] for i in range(max(map(len, tried))) for row in tried if i < len(row)]
+            some = [
+                self.settings(benchmark, name) if tried is None else tried[benchmark][name]
+                for name in learners
+            ]
+            rows = [[(name, s) for s in row] for name, row in zip(learners, some, strict=True)]
+            turns = [row[i] for i in range(max(map(len, rows))) for row in rows if i < len(row)]
             if self.device.startswith("cuda"):
                 runs = [(one, seed) for one in turns for seed in self.seeds]
             else:
@@ -139,6 +179,16 @@ class Sweep:
                 for (name, settings), seed in runs
             ]
         return made
+
+    def samples(self) -> list[Experiment]:
+        """A run for each setting that may be tried; of a search, for each value of its grids."""
+        if self.search == "grid":
+            return self.experiments()
+        tried = {
+            benchmark: {learner: _in_turn(grid) for learner, grid in learners.items()}
+            for benchmark, learners in self.grids.items()
+        }
+        return self.experiments(tried)
 
     def _choosing(self) -> dict[str, Any]:
         """The fields of `Experiment` that say what settings are chosen on."""
@@ -150,7 +200,7 @@ class Sweep:
     def _count(self) -> int:
         """How many runs there are, counted without making them."""
         grids = [grid for learners in self.grids.values() for grid in learners.values()]
-        tried = sum(math.prod(map(len, grid.values())) for grid in grids)
+        tried = sum(self.trials or math.prod(map(len, grid.values())) for grid in grids)
         return tried * len(self.seeds) + len(grids) * len(self.final_seeds)
 
     def final(self, chosen: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Experiment]:
@@ -162,11 +212,11 @@ class Sweep:
         ]
 
     def extended(self, other: Sweep) -> Sweep:
-        """This sweep with the values and seeds of another; all else must be the same."""
-        for name in ("select", "held_out", "first_tasks", "common"):
+        """This sweep with the values, seeds and trials of another; all else must be the same."""
+        for name in ("select", "held_out", "first_tasks", "common", "search"):
             if getattr(self, name) != getattr(other, name):
                 raise ValueError(
-                    f"a sweep can be extended by values and seeds, but its {name} is "
+                    f"a sweep can be extended by values, seeds and trials, but its {name} is "
                     f"{getattr(self, name)!r}, got {getattr(other, name)!r}: choose another folder"
                 )
         grids = {b: dict(learners) for b, learners in self.grids.items()}
@@ -186,6 +236,7 @@ class Sweep:
             grids=grids,
             seeds=tuple(sorted({*self.seeds, *other.seeds})),
             final_seeds=tuple(sorted({*self.final_seeds, *other.final_seeds})),
+            trials=max(self.trials or 0, other.trials or 0) or None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -216,6 +267,12 @@ class Sweep:
             if any(isinstance(item, dict | list) for item in items):
                 raise ValueError(f"{name!r:.100} in common must be a number, a text or a list")
         return cls(**value)
+
+
+def _in_turn(grid: Grid) -> list[dict[str, Any]]:
+    """Settings in which each value occurs, not all with all."""
+    first = {name: values[0] for name, values in grid.items()}
+    return [first | {name: value} for name in grid for value in grid[name]] or [first]
 
 
 def _names(grids: Any) -> Iterator[str]:

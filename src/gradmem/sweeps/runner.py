@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradmem.benchmarks import lookup
 from gradmem.benchmarks.benchmark import Benchmark
-from gradmem.evaluation.machine import cores
 from gradmem.files import plain
 from gradmem.runs.compare import seed_numbers
-from gradmem.runs.experiment import Experiment, settings_key
+from gradmem.runs.experiment import Experiment, require_device, settings_key
 from gradmem.runs.read_folder import Failure, Run
-from gradmem.sweeps.executors import Died, Executor, InTurn, executor_for
-from gradmem.sweeps.perform import Perform
+from gradmem.sweeps.executors import Died, Elsewhere, Executor
+from gradmem.sweeps.perform import Compute, Perform, perform_elsewhere
+from gradmem.sweeps.places import executor_for_sweep
 from gradmem.sweeps.plan import MODES, Grid, Sweep, final_numbers
 from gradmem.sweeps.selection import Choice, Standings, choose
-from gradmem.sweeps.store import Store
+from gradmem.sweeps.store import Failed, Store
 from gradmem.sweeps.timing import TimeLeft
+from gradmem.sweeps.trials import Round, require_search, rounds, tried_settings
 from gradmem.validation import one_of, positive_int
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "grid_of",
     "run_sweep",
     "sweep",
-    "workers_for",
 ]
 
 #: Seconds between looks at the runs of other processes.
@@ -44,6 +43,9 @@ POLL_SECONDS = 0.5
 
 #: Workers that may die of one run before it counts as failed.
 DEATHS = 3
+
+#: The same for workers that were lost for other reasons.
+LOSSES = 20
 
 
 class LostWorkerError(RuntimeError):
@@ -85,12 +87,15 @@ def sweep(
     final_seeds: int | Sequence[int] | None = None,
     held_out: float = 0.1,
     first_tasks: int = 3,
+    search: str = "grid",
+    trials: int | None = None,
     workers: int | None = None,
+    on: str | Executor | None = None,
     retry_failed: bool = False,
     on_event: Callable[[Event], None] | None = None,
     **common: Any,
 ) -> Finished:
-    """Try all settings of a grid, choose the best on held-out data, and run those on the test sets.
+    """Try settings of a grid, choose the best on held-out data, and run those on the test sets.
 
     It can be interrupted or killed at any time and called again; finished runs are not made again.
     A folder that holds a sweep is extended by new values and seeds.
@@ -110,9 +115,15 @@ def sweep(
         What settings are chosen on; see `gradmem.sweeps.Sweep`.
     final_seeds
         Of the runs that are reported: how many, or which. If left out, as many as `seeds`.
+    search, trials
+        Which settings are tried: "grid" for all, or "optuna" for so many; see
+        `gradmem.sweeps.Sweep`.
     workers
         Processes on this machine; one per core if left out, or one for a GPU. Learners and
         benchmarks that other processes cannot import are run in this one.
+    on
+        Where runs are made: "ray", "slurm" and so on, see `gradmem.sweeps.executor_on`, or an
+        executor; on this machine if left out.
     retry_failed, on_event
         See `run_sweep`.
     common
@@ -137,8 +148,13 @@ def sweep(
         held_out=held_out,
         first_tasks=first_tasks,
         common=common,
+        search=search,
+        trials=trials,
     )
-    return run_sweep(out, plan, workers_for(plan, workers), retry_failed, on_event)
+    if on is not None and not isinstance(on, str):
+        return run_sweep(out, plan, on, retry_failed, on_event)
+    with executor_for_sweep(plan, out, on, workers) as executor:
+        return run_sweep(out, plan, executor, retry_failed, on_event)
 
 
 def grid_of(
@@ -156,25 +172,6 @@ def grid_of(
         learners = lookup.learners_of(where, known)
     names = {text: lookup.shown(text) for text in map(lookup.learner_reference, learners)}
     return {text: known[one_of("a learner in the grid", n, known)] for text, n in names.items()}
-
-
-def workers_for(plan: Sweep, workers: int | None = None) -> Executor:
-    """An executor with so many processes; by default one per core, and for a GPU this process.
-
-    Parts that other processes cannot import are run in this process, with a warning.
-    """
-    if workers is None:
-        workers = 1 if plan.device.startswith("cuda") else cores()
-    names = [name for benchmark, grids in plan.grids.items() for name in (benchmark, *grids)]
-    here = [lookup.shown(name) for name in names if not lookup.can_be_imported(name)]
-    if here and workers > 1:
-        warnings.warn(
-            f"{', '.join(here)} cannot be imported by other processes, so all runs are made in "
-            "this one: define it at the top of a module",
-            stacklevel=3,
-        )
-        return InTurn()
-    return executor_for(workers)
 
 
 def run_sweep(
@@ -195,31 +192,36 @@ def run_sweep(
     sweep
         A new sweep, or values and seeds to extend the folder's sweep by; None to go on with it.
     executor
-        Makes the runs; the default is that of `workers_for`.
+        Makes the runs; the default is one worker per core of this machine, or this process for a
+        GPU.
     retry_failed
         Whether runs that failed before are run again.
     on_event
         Called with an `Event` after every run.
     """
     store = Store(folder)
-    planned = None
     if sweep is not None:  # raise errors before the sweep is written to the folder
-        planned = _plan(sweep)
-        check_settings(planned)
+        some = sweep.samples()
+        check_settings(some, elsewhere=isinstance(executor, Elsewhere))
         if not store.exists():
-            for experiment in {one.benchmark: one for one in planned}.values():
+            for experiment in {one.benchmark: one for one in some}.values():
                 experiment.changed(device="cpu").continuum()  # raises if the data are wrong
+    require_search(sweep or store.sweep())
     whole = store.sweep() if sweep is None else store.open(sweep)
-    if planned is None or whole != sweep:
-        planned = _plan(whole)
-    phase = Phase(store, executor or workers_for(whole), retry_failed, on_event)
-    failed = phase.make("selection", planned)
-    choices = choose(store, planned, len(whole.seeds))
+    if executor is None:
+        with executor_for_sweep(whole, folder) as usual:
+            return run_sweep(folder, None, usual, retry_failed, on_event)
+    if not isinstance(executor, Elsewhere):
+        require_device(whole.device)
+    phase = Phase(store, executor, retry_failed, on_event)
+    failed = phase.make("selection", rounds(store, whole))
+    choices = choose(store, tried_settings(store, whole), len(whole.seeds))
     final = whole.final((choice.benchmark, choice.learner, choice.settings) for choice in choices)
-    failed |= phase.make("final", final)
+    failed |= phase.make("final", [Round(final)])
     made = [experiment for experiment in final if store.is_finished(experiment.key)]
     store.write_chosen(
         {
+            "search": whole.search,
             "select": whole.select,
             "chosen_on": MODES[whole.select],
             "choices": [_described(choice, made) for choice in choices],
@@ -229,17 +231,16 @@ def run_sweep(
     return Finished(choices, runs, list(failed.values()))
 
 
-def check_settings(planned: Sequence[Experiment]) -> None:
-    """Make a learner with each setting once, so that its constructor can refuse the setting."""
+def check_settings(planned: Sequence[Experiment], elsewhere: bool = False) -> None:
+    """Make a learner with each setting once, so that its constructor can refuse the setting.
+
+    For runs that are made `elsewhere` it is made on the CPU: this machine may lack their device.
+    """
     first = {
         (one.benchmark, one.learner, settings_key(one.settings)): one for one in reversed(planned)
     }
     for experiment in first.values():
-        experiment.new_learner()
-
-
-def _plan(sweep: Sweep) -> list[Experiment]:
-    return list({experiment.key: experiment for experiment in sweep.experiments()}.values())
+        (experiment.changed(device="cpu") if elsewhere else experiment).new_learner()
 
 
 def _described(choice: Choice, made: Sequence[Experiment]) -> dict[str, Any]:
@@ -265,13 +266,25 @@ class Phase:
         self.on_event = on_event
         self.standings = Standings()
 
-    def make(self, name: str, planned: Sequence[Experiment]) -> dict[str, tuple[Experiment, str]]:
-        """Return when all runs are done; the failed ones by key."""
-        self.store.forget_failures(one.key for one in planned if self._is_tried_again(one))
-        self.deaths: Counter[str] = Counter()
-        self.name, self.total, self.clock = name, len(planned), TimeLeft(planned)
-        self.left = {experiment.key: experiment for experiment in planned}
+    def make(self, name: str, rounds: Iterable[Round]) -> dict[str, tuple[Experiment, str]]:
+        """Return when all runs of all rounds are done; the failed ones by key."""
+        self.name, self.done, self.clock = name, 0, TimeLeft()
+        self.left: dict[str, Experiment] = {}
         self.failed: dict[str, tuple[Experiment, str]] = {}
+        self.deaths: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        known: set[str] = set()  # a search may suggest the same settings twice
+        for one in rounds:
+            new = [experiment for experiment in one.experiments if experiment.key not in known]
+            known |= {experiment.key for experiment in new}
+            self._make_round(new, one.later)
+        return self.failed
+
+    def _make_round(self, planned: Sequence[Experiment], later: int) -> None:
+        self.store.forget_failures(one.key for one in planned if self._is_tried_again(one))
+        self.left = {experiment.key: experiment for experiment in planned}
+        self.later = later
+        self.clock.plan(planned, later)
         for experiment in list(self.left.values()):
             if self.store.is_done(experiment.key):
                 self._count(experiment, self.store.outcome(experiment), now=False)
@@ -279,16 +292,23 @@ class Phase:
         unclaimed = list(self.left.values())
         # On a GPU a setting's seeds follow each other, so the data of all seeds are used again.
         gpu_seeds = {one.seed for one in planned if one.device.startswith("cuda")}
-        perform = Perform(self.store.path, continuums=max(1, len(gpu_seeds)))
+        compute = Compute(continuums=max(1, len(gpu_seeds)))
         while self.left:
-            with closing(self.executor(perform, unclaimed)) as outcomes:
+            with closing(self._answers(compute, unclaimed)) as outcomes:
                 for experiment, answer in outcomes:
                     outcome = self._outcome(experiment, answer)
                     if outcome is not None:
                         self._count(experiment, outcome, now=True)
                         self._report(experiment, outcome)
             unclaimed = self._wait_for_others()
-        return self.failed
+
+    def _answers(
+        self, compute: Compute, experiments: Sequence[Experiment]
+    ) -> Generator[tuple[Experiment, Run | Failure | Died | None], None, None]:
+        """Each run with its outcome; None if another process is making it."""
+        if isinstance(self.executor, Elsewhere):
+            return perform_elsewhere(self.store, self.executor, compute, experiments)
+        return self.executor(Perform(self.store.path, compute), experiments)
 
     def _is_tried_again(self, experiment: Experiment) -> bool:
         """Whether a run that failed before is made again: if asked for, or if its worker died."""
@@ -314,6 +334,7 @@ class Phase:
 
     def _count(self, experiment: Experiment, outcome: Run | Failure, now: bool) -> None:
         del self.left[experiment.key]
+        self.done += 1
         result = outcome.result if isinstance(outcome, Run) else {}
         self.clock.add(experiment, result.get("seconds"), now)
         if self.name == "selection":
@@ -325,8 +346,9 @@ class Phase:
         self, experiment: Experiment | None = None, outcome: Run | Failure | None = None
     ) -> None:
         if self.on_event is not None:
-            done, left, best = self.total - len(self.left), self.clock.left(), self.standings.best()
-            self.on_event(Event(self.name, done, self.total, left, best, experiment, outcome))
+            total = self.done + len(self.left) + self.later
+            left, best = self.clock.left(), self.standings.best()
+            self.on_event(Event(self.name, self.done, total, left, best, experiment, outcome))
 
     def _outcome(
         self, experiment: Experiment, answer: Run | Failure | Died | None
@@ -338,12 +360,13 @@ class Phase:
         """
         if not isinstance(answer, Died):
             return answer
-        self.deaths[experiment.key] += 1
-        if self.deaths[experiment.key] < DEATHS:
+        dead = self.losses if answer.blameless else self.deaths
+        dead[experiment.key] += 1
+        if dead[experiment.key] < (LOSSES if answer.blameless else DEATHS):
             return None
         with self.store.claim(experiment.key) as mine:
             if not mine:
                 return None
             if not self.store.is_done(experiment.key):
-                self.store.fail(experiment, LostWorkerError(str(answer)))
+                self.store.fail(experiment, Failed.of(LostWorkerError(str(answer))))
             return self.store.outcome(experiment)

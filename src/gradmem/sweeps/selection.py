@@ -11,6 +11,7 @@ from typing import Any
 from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.read_folder import Run
 from gradmem.sweeps.store import Store
+from gradmem.sweeps.trials import tried_settings
 
 __all__ = ["Choice", "Standings", "choose", "select"]
 
@@ -89,7 +90,7 @@ def select(folder: str | os.PathLike[str]) -> list[Choice]:
     """
     store = Store(folder)
     sweep = store.sweep()
-    return choose(store, sweep.experiments(), len(sweep.seeds))
+    return choose(store, tried_settings(store, sweep), len(sweep.seeds))
 
 
 def choose(store: Store, planned: Sequence[Experiment], seeds: int) -> list[Choice]:

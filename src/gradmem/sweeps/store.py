@@ -1,6 +1,7 @@
 """A sweep's folder: the sweep, its runs, and which of them are being run.
 
 sweep.json          the sweep
+trials.json         the settings that a search has tried so far, in their order
 runs/KEY/           config.json and result.json of a run, or failure.json
 locks/KEY.lock      held by the process that is running it, and let go by the system if it dies
 log.jsonl           a line for each run that was started, finished or failed
@@ -13,22 +14,37 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradmem.evaluation import Result
-from gradmem.files import read_json, write_json
+from gradmem.files import misfit, read_json, write_json
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.read_folder import Failure, Run, printable, read_run
 from gradmem.runs.write_folder import RunFolder
 from gradmem.sweeps.plan import Sweep
 
-__all__ = ["Store"]
+__all__ = ["Failed", "Store"]
 
 #: Lines of a traceback that are kept.
 TRACEBACK_LINES = 20
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error that ended a run, as plain data: it may come from another machine."""
+
+    type: str
+    message: str
+    traceback: list[str]
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """An error that was caught."""
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        return cls(type(error).__name__, str(error), lines[-TRACEBACK_LINES:])
 
 
 class Store:
@@ -70,6 +86,31 @@ class Store:
             return Sweep.from_json(read_json(file, "it"))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{file} cannot be read: {error!s:.1000}") from None
+
+    def trials(self) -> dict[str, dict[str, list[dict[str, Any]]]]:
+        """Benchmark → learner → the settings that a search has tried so far."""
+        sweep, file = self.sweep(), self.path / "trials.json"
+        found = read_json(file) if file.exists() else {}
+        tried: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for benchmark, learners in sweep.grids.items():
+            tried[benchmark] = {}
+            for learner, grid in learners.items():
+                known = found.get(benchmark, {})
+                known = known.get(learner, []) if isinstance(known, dict) else known
+                if problem := misfit(known, [dict.fromkeys(grid, object)], learner):
+                    raise ValueError(f"{file} cannot be read: {problem}")
+                tried[benchmark][learner] = [{name: one[name] for name in grid} for one in known]
+        return tried
+
+    def add_trials(
+        self, benchmark: str, learner: str, before: int, settings: Sequence[dict[str, Any]]
+    ) -> None:
+        """Write settings to try, after so many others; nothing if another process was first."""
+        with self._lock("sweep"):
+            tried = self.trials()
+            if len(tried[benchmark][learner]) == before:
+                tried[benchmark][learner] += settings
+                write_json(self.path / "trials.json", tried)
 
     def folder(self, key: str) -> Path:
         return self.path / "runs" / key
@@ -138,26 +179,20 @@ class Store:
         _remove_strays(folder)
         self._note(experiment.key, "started")
 
-    def finish(self, experiment: Experiment, result: Result) -> Run:
-        """Write a claimed run's result."""
-        run = RunFolder(self.folder(experiment.key), experiment).save(result)
+    def finish(self, experiment: Experiment, described: Mapping[str, Any]) -> Run:
+        """Write a claimed run's result, given as `Result.described` has it."""
+        folder = RunFolder(self.folder(experiment.key), experiment)
+        run = Run(folder.path, folder.config, folder.write(described))
         self._note(experiment.key, "finished")
         return run
 
-    def fail(self, experiment: Experiment, error: BaseException) -> Failure:
+    def fail(self, experiment: Experiment, failed: Failed) -> Failure:
         """Write the error that ended a claimed run."""
         folder = self.folder(experiment.key)
         RunFolder(folder, experiment).open(overwrite=True)
-        trace = "".join(traceback.format_exception(error)).splitlines()
-        failure = {
-            "type": type(error).__name__,
-            "message": str(error),
-            "traceback": trace[-TRACEBACK_LINES:],
-            "time": time.time(),
-        }
-        write_json(folder / "failure.json", failure)
+        write_json(folder / "failure.json", {**asdict(failed), "time": time.time()})
         self._note(experiment.key, "failed")
-        return Failure(folder, experiment.config(), f"{failure['type']}: {error}")
+        return Failure(folder, experiment.config(), f"{failed.type}: {failed.message}")
 
     def forget_failures(self, keys: Iterable[str]) -> None:
         """Let the runs among these that failed be run again."""

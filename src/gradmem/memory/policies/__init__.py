@@ -6,7 +6,7 @@ from gradmem.memory.policies.herding import Herding
 from gradmem.memory.policies.k_centre import KCentre
 from gradmem.memory.policies.last import Last
 from gradmem.memory.policies.loss import LossWeighted
-from gradmem.memory.policies.offer import Features, Losses, Offer
+from gradmem.memory.policies.offer import Features, Gradients, Losses, Offer
 from gradmem.memory.policies.policy import Policy, Row
 from gradmem.memory.policies.reservoir import Reservoir
 
@@ -15,6 +15,7 @@ __all__ = [
     "Balanced",
     "Features",
     "First",
+    "Gradients",
     "Herding",
     "KCentre",
     "Last",

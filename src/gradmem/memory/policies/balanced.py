@@ -32,13 +32,13 @@ class Balanced(Policy):
     name = "balanced"
 
     def check(self, offer: Offer) -> None:
-        y = offer.y
+        y = offer.labels
         if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.is_complex():
             got = f"{tuple(y.shape)} {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(f'keep="balanced" needs class ids y: (n,) as integers, got {got}')
 
     def places(self, row: Row, n: int, generator: Generator) -> Iterator[tuple[slice, int]]:
-        classes = row.offered.y.detach().cpu().long()
+        classes = row.offered.labels.detach().cpu().long()
         own = row.slot_numbers("class", classes)
         count = row.count
         if "kept" not in row.cache:

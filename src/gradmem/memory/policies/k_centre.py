@@ -7,19 +7,26 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from gradmem.memory.policies.offer import Offer
 from gradmem.memory.policies.policy import Policy, Row
+from gradmem.validation import one_of
 
 __all__ = ["KCentre"]
 
 
 class KCentre(Policy):
-    """Examples that lie far apart, in the space of their features: centres of what was seen.
+    """Examples that lie far apart, by their features or gradients: centres of what was seen.
 
     A new example is kept if it is farther from all centres than the two closest centres are from
-    each other; it takes the place of one of these two. Features are those of the time when an
-    example arrived (see `Offer.features`). A new example takes O(m·d) for m slots and d features;
-    when a row shrinks by r examples that takes O(r·m·d). On a GPU, every mini-batch waits for its
-    features.
+    each other; it takes the place of one of these two. Features and gradients are those of the time
+    when an example arrived. A new example takes O(m·d) for m slots and d numbers; when a row
+    shrinks by r examples that takes O(r·m·d). On a GPU, every mini-batch waits for them.
+
+    Parameters
+    ----------
+    space
+        "features" (see `Offer.features`), or "gradients": of each example's loss by the weights and
+        the bias of the network's last linear layer, which are kept beside each example.
 
     References
     ----------
@@ -29,8 +36,20 @@ class KCentre(Policy):
 
     name = "k-centre"
 
+    def __init__(self, space: str = "features") -> None:
+        self.by_gradients = one_of("space", space, ("features", "gradients")) == "gradients"
+        if self.by_gradients:
+            self.name = "k-centre of gradients"
+
+    def check(self, offer: Offer) -> None:
+        if self.by_gradients and not offer.has_gradients:
+            raise ValueError(
+                'KCentre("gradients") needs the gradients of examples: use the memory in a learner '
+                "or a GradientMemory, or give it memory.attach(gradients=…)"
+            )
+
     def places(self, row: Row, n: int, generator: Generator) -> Iterator[tuple[slice, int]]:
-        features = row.offered.features()
+        features = row.offered.gradients() if self.by_gradients else row.offered.features()
         own = row.slot_numbers("features", features)
         # Of each centre, the squared distance to the nearest other, or less: a centre that was
         # nearest may be gone. What is less is corrected when it looks like the smallest.

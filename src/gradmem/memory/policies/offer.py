@@ -10,12 +10,14 @@ from torch import Tensor
 
 from gradmem.trees import Tree, leaves, size
 
-__all__ = ["Features", "Losses", "Offer"]
+__all__ = ["Features", "Gradients", "Losses", "Offer"]
 
 #: x, t → (n, …) the features of examples of task t.
 Features = Callable[[Tree, Hashable], Tensor]
 #: x, t, y, mask → (n,) the loss of each example of task t.
 Losses = Callable[[Tree, Hashable, Tree, Tensor | None], Tensor]
+#: x, t, y, mask → (n, q) the gradient of each example of task t, by some of the weights.
+Gradients = Callable[[Tree, Hashable, Tree, Tensor | None], Tensor]
 #: Features are cut off here, so that their squares are finite.
 LARGEST = 1e15
 
@@ -31,8 +33,10 @@ class Offer:
         The task.
     mask
         Which outputs are the task's, (classes,); None if all are.
-    features, losses
+    features, losses, gradients
         What `EpisodicMemory.attach` was given.
+    labels
+        The labels in y, where more than they is kept; y itself if None.
     """
 
     def __init__(
@@ -43,9 +47,13 @@ class Offer:
         mask: Tensor | None = None,
         features: Features | None = None,
         losses: Losses | None = None,
+        gradients: Gradients | None = None,
+        labels: Tree = None,
     ) -> None:
         self.x, self.y, self.t, self.mask = x, y, t, mask
+        self.labels = y if labels is None else labels
         self._get_features, self._get_losses = features, losses
+        self._get_gradients = gradients
 
     def __len__(self) -> int:
         return size(self.y)
@@ -54,6 +62,11 @@ class Offer:
     def has_losses(self) -> bool:
         """Whether `losses` can be asked for."""
         return self._get_losses is not None
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether `gradients` can be asked for."""
+        return self._get_gradients is not None
 
     def features(self) -> Tensor:
         """(n, d), on the CPU; the inputs themselves, flattened, if no network is attached.
@@ -66,20 +79,34 @@ class Offer:
         """(n,), on the CPU, at the network as it is now; computed once. On a GPU, this waits."""
         return self._losses
 
+    def gradients(self) -> Tensor:
+        """(n, q), on the CPU, at the network as it is now; computed once. On a GPU, this waits."""
+        return self._gradients
+
     @cached_property
     def _features(self) -> Tensor:
         if self._get_features is None:
             found = torch.cat([leaf.flatten(1).float() for leaf in map(_wide, leaves(self.x))], 1)
         else:
             found = self._get_features(self.x, self.t).flatten(1)
-        found = found.detach().float().nan_to_num(0.0, LARGEST, -LARGEST)
-        return found.clamp(-LARGEST, LARGEST).cpu()
+        return _bounded(found)
 
     @cached_property
     def _losses(self) -> Tensor:
         assert self._get_losses is not None
-        found = self._get_losses(self.x, self.t, self.y, self.mask)
+        found = self._get_losses(self.x, self.t, self.labels, self.mask)
         return found.detach().double().nan_to_num(LARGEST, LARGEST, 0.0).clamp(0, LARGEST).cpu()
+
+    @cached_property
+    def _gradients(self) -> Tensor:
+        assert self._get_gradients is not None
+        return _bounded(self._get_gradients(self.x, self.t, self.labels, self.mask))
+
+
+def _bounded(found: Tensor) -> Tensor:
+    """Numbers whose squares are finite, in single precision on the CPU."""
+    found = found.detach().float().nan_to_num(0.0, LARGEST, -LARGEST)
+    return found.clamp(-LARGEST, LARGEST).cpu()
 
 
 def _wide(leaf: Tensor) -> Tensor:

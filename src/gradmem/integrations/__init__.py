@@ -1,0 +1,1 @@
+"""GEM inside other libraries' training loops: one file per library, imported by name."""

@@ -1,0 +1,176 @@
+"""What every learner can be given: an average of the weights for predictions, several glances."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradmem as gm
+from gradmem.checks import CHECKS, _same
+from gradmem.learners import LEARNERS
+
+#: Checks that count steps, or look at the live weights where predictions are averaged.
+COUNTS = ("takes_batches_of_any_size", "returns_the_loss_of_the_batch")
+
+
+def batch(seed, n=8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=generator), torch.randint(3, (n,), generator=generator)
+
+
+def train(learner, tasks="abcab"):
+    for step, t in enumerate(tasks):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+    return learner
+
+
+def weights(module):
+    return [w.detach().clone() for w in module.parameters()]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_learner_with_both_passes_the_checks(name, check):
+    few = {"batches": 1, "sample": 2, "beta": 0.5} if name == "mer" else {}
+    both = {"average": 0.5, "glances": 2, **few}
+    if check.__name__ not in COUNTS:
+        check(lambda network, seed: LEARNERS[name](network, seed=seed, **both))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learning_goes_on_with_the_live_weights(name):
+    plain, averaged = (LEARNERS[name](gm.mlp([4, 8, 3]), average=a) for a in (None, 0.9))
+    for learner in (plain, averaged):
+        train(learner, "aab" if name != "icarl" else "aaa")  # its answers are the average's
+    for one, other in zip(
+        plain.module("a").parameters(), averaged.module("a").parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_predictions_are_those_of_the_average():
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    learner = gm.Single(network, average=0.8)
+    mean = copy.deepcopy(network)
+    for step in range(5):
+        x, y = batch(step)
+        learner.observe(x, "a", y)
+        with torch.no_grad():
+            for average, live in zip(
+                [*mean.parameters(), *mean.buffers()],
+                [*network.parameters(), *network.buffers()],
+                strict=True,
+            ):
+                if live.is_floating_point():
+                    average.mul_(0.8).add_(live, alpha=0.2)
+    x, _ = batch(99, n=50)
+    torch.testing.assert_close(learner.forward(x), mean.eval()(x))
+    assert not torch.allclose(learner.forward(x), copy.deepcopy(network).eval()(x))
+    assert network.training
+
+
+def test_an_average_follows_a_network_that_grows():
+    learner = gm.Single(gm.mlp([4, 8, 2]), grow=True, average=0.9)
+    x, y = batch(0)
+    learner.observe(x, "a", y.clamp(max=1))
+    learner.observe(x, "a", y + 2)
+    assert learner.forward(x).shape == (8, 5)
+    other = gm.Single(gm.mlp([4, 8, 2]), grow=True, average=0.9)
+    other.load_state_dict(learner.state_dict())
+    assert torch.equal(learner.forward(x), other.forward(x))
+
+
+def test_a_learner_that_steps_its_own_way_has_an_average():
+    class Own(gm.Learner):
+        def learn(self, x, t, y):
+            loss = self.loss(x, t, y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+    own, single = (kind(gm.mlp([4, 8, 3]), average=0.7) for kind in (Own, gm.Single))
+    x, _ = batch(9)
+    for learner in (own, single):
+        train(learner)
+    torch.testing.assert_close(own.forward(x), single.forward(x))
+
+
+def test_glances_are_steps_on_the_same_batch():
+    several, each = gm.Single(gm.mlp([4, 8, 3]), glances=3), gm.Single(gm.mlp([4, 8, 3]))
+    x, y = batch(0)
+    losses = [each.observe(x, "a", y) for _ in range(3)]
+    assert several.observe(x, "a", y) == losses[0]
+    assert (several.steps, several.examples) == (3, 8)
+    for one, other in zip(weights(several.network), weights(each.network), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", [gm.GEM, gm.AGEM, gm.ER, gm.EWC, gm.ICaRL])
+def test_what_was_glanced_at_is_remembered_once(kind):
+    settings = {"memories": 20} if kind is not gm.ICaRL else {"budget": 20}
+    learner = kind(gm.mlp([4, 8, 3]), glances=3, **settings)
+    x, y = batch(0)
+    learner.observe(x, "a", y)
+    kept = learner.memory if kind is not gm.ICaRL else learner.current
+    assert kept.count("a") == 8
+    assert sorted(kept["a"][0].tolist()) == sorted(x.tolist())
+
+
+def test_remembered_examples_are_drawn_anew_for_each_glance():
+    learner = gm.ER(gm.mlp([4, 8, 3]), glances=5, sample=3)
+    train(learner)
+    seen, sample = [], learner.memory.sample
+    learner.memory.sample = lambda *given: [seen.append(found := sample(*given)), found][1]
+    learner.observe(*batch(7)[:1], "b", batch(7)[1])
+    assert len(seen) == 5
+    assert len({tuple(x.flatten().tolist()) for ((x, _),) in seen}) == 5
+
+
+class Overflows(nn.Module):
+    """Gives infinity in its n-th pass in train mode from now on."""
+
+    left = -1
+
+    def forward(self, x):
+        if self.training:
+            self.left -= 1
+        return x * float("inf") if self.left == 0 else x
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_a_glance_that_cannot_be_made_undoes_those_before_it(optimizer, average):
+    bad = Overflows()
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), bad, nn.Linear(8, 3))
+    learner = gm.Single(network, glances=3, average=average, optimizer=optimizer)
+    train(learner)
+    before = learner.state_dict()
+    bad.left = 3
+    with pytest.raises(FloatingPointError, match="not finite after 17 steps"):
+        learner.observe(*batch(7)[:1], "b", batch(7)[1])
+    _same(before, learner.state_dict(), "a glance left a trace")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"average": 1.0}, "average must be below 1, got 1.0"),
+        ({"average": 0}, "average must be above 0, got 0"),
+        ({"average": "much"}, "average must be a number, got 'much'"),
+        ({"glances": 0}, "glances must be at least 1, got 0"),
+        ({"glances": 1.5}, "glances must be a whole number, got 1.5"),
+    ],
+)
+def test_a_wrong_option_is_named(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        gm.Single(gm.mlp([4, 3]), **settings)
+
+
+def test_a_state_without_an_average_does_not_fit_a_learner_with_one():
+    with pytest.raises(ValueError, match="average must be None as when the state was saved"):
+        gm.Single(gm.mlp([4, 3]), average=0.5).load_state_dict(
+            gm.Single(gm.mlp([4, 3])).state_dict()
+        )

@@ -1,0 +1,437 @@
+"""Learners that replay, each against a few lines of torch that follow its paper's equations."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+import gradmem as gm
+from gradmem.gradients.flat import loss_gradient, parameters
+from gradmem.learners import one_by_one
+from gradmem.memory.policies import POLICIES
+
+LR = 0.1
+
+
+def network(seed=1):
+    return gm.mlp([4, 8, 3], seed=seed).double()
+
+
+def batch(seed, n=6):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (n,), generator=generator)
+
+
+def weights(model):
+    return torch.cat([w.detach().flatten() for w in model.parameters()])
+
+
+def descend(model, loss, lr=LR):
+    grads = torch.autograd.grad(loss, [*model.parameters()])
+    with torch.no_grad():
+        for w, g in zip(model.parameters(), grads, strict=True):
+            w -= lr * g
+
+
+def samples_of(memory):
+    """What the memory's samples are from now on, in their order."""
+    seen, sample = [], memory.sample
+
+    def noted(*given):
+        seen.append(sample(*given))
+        return seen[-1]
+
+    memory.sample = noted
+    return seen
+
+
+# ER
+
+
+def test_er_steps_along_the_mean_loss_of_batch_and_sample():
+    learner, model = gm.ER(network(), lr=LR, memories=20, sample=4), network()
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        for x_m, y_m in seen.pop():
+            assert len(x_m) == 4
+            x, y = torch.cat([x, x_m]), torch.cat([y, y_m])
+        descend(model, F.cross_entropy(model(x), y))
+        torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_one_row_of_memories_is_a_sample_of_the_whole_stream():
+    learner = gm.ER(gm.mlp([4, 8, 3]), budget=30, groups=1)
+    for step in range(20):
+        x, y = batch(step, n=10)
+        learner.observe(x.float(), step // 5, y)
+    assert learner.memory.groups == [(0, 1, 2, 3)]
+    assert learner.memory.count(0) == 30
+    state = learner.state_dict()
+    other = gm.ER(gm.mlp([4, 8, 3]), budget=30, groups=1)
+    other.load_state_dict(state)
+    assert torch.equal(other.memory[3][0], learner.memory[0][0])
+
+
+def test_examples_of_several_kinds_are_replayed_together():
+    torch.manual_seed(0)
+    convolution = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    for kind in (gm.ER, gm.DERpp):
+        learner = kind(convolution, memories=12, sample=8)
+        for t, n in (("a", 6), ("b", 9), ("a", 6), ("c", 7)):
+            learner.observe(torch.randn(12, 1, n, n), t, torch.randint(3, (12,)))
+        assert len(learner.memory.kinds) == 3
+
+
+# DER++
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.3, 0.0), (0.0, 1.0)])
+def test_derpp_follows_equation_6(alpha, beta):
+    learner = gm.DERpp(network(), lr=LR, memories=20, sample=4, alpha=alpha, beta=beta)
+    model, logits = network(), {}
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        for one, z in zip(x, model(x).detach(), strict=True):
+            logits[tuple(one.tolist())] = z
+        learner.observe(x, t, y)
+        loss = F.cross_entropy(model(x), y)
+        if step:
+            ((x_1, _),), ((x_2, y_2),) = seen
+            stored = torch.stack([logits[tuple(one.tolist())] for one in x_1])
+            loss = loss + alpha * F.mse_loss(model(x_1), stored)
+            loss = loss + beta * F.cross_entropy(model(x_2), y_2["label"])
+        seen.clear()
+        descend(model, loss)
+        torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_derpp_has_no_answer_for_outputs_of_other_tasks():
+    learner = gm.DERpp(network(), memories=20)
+    learner.outputs = {"a": (0, 2), "b": (1,)}
+    x, y = batch(0, n=12)
+    learner.observe(x[y != 1], "a", y[y != 1])
+    learner.observe(x[y == 1], "b", y[y == 1])
+    learner.observe(x[y != 1], "a", y[y != 1])
+    kept = learner.memory["a"][1]["logits"]
+    assert kept[:, [0, 2]].isfinite().all()
+    assert (kept[:, 1] == -torch.inf).all()
+    assert weights(learner.network).isfinite().all()
+
+
+# SoftGEM
+
+
+def mixed(logits, y, soft, temperature):
+    return (1 - soft) * F.one_hot(y, 3) + soft * (logits / temperature).softmax(1)
+
+
+@pytest.mark.parametrize(("soft", "temperature"), [(0.7, 1.0), (1.0, 2.0)])
+def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature):
+    learner = gm.SoftGEM(
+        network(), lr=LR, memories=12, soft=soft, temperature=temperature, margin=0.5
+    )
+    model, memory = network(), {}
+    for step, t in enumerate("aabbccab"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        own = parameters(model)
+        g = loss_gradient(F.cross_entropy(model(x), y), own)
+        G = [
+            loss_gradient(F.cross_entropy(model(past), q), own)
+            for k, (past, q) in memory.items()
+            if k != t
+        ]
+        g = gm.project(g, torch.stack(G), margin=0.5) if G else g
+        with torch.no_grad():
+            for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
+                w -= LR * part.view_as(w)
+        targets = mixed(model(x).detach(), y, soft, temperature)
+        before = memory.get(t, (x[:0], targets[:0]))
+        memory[t] = torch.cat([before[0], x])[-12:], torch.cat([before[1], targets])[-12:]
+        torch.testing.assert_close(weights(learner.network), weights(model))
+    assert learner.gradients == "chain"
+
+
+def test_softgem_without_soft_targets_is_gem():
+    soft, gem = gm.SoftGEM(network(), soft=0.0, memories=10), gm.GEM(network(), memories=10)
+    for step, t in enumerate("aabbccab"):
+        x, y = batch(step)
+        loss = soft.observe(x, t, y)
+        torch.testing.assert_close(loss, gem.observe(x, t, y))
+    torch.testing.assert_close(weights(soft.network), weights(gem.network))
+
+
+def test_softgem_stores_the_answers_of_the_average():
+    learner = gm.SoftGEM(network(), average=0.9, teacher="average", soft=1.0, memories=6)
+    for step in range(4):
+        x, y = batch(step)
+        learner.observe(x, "a", y)
+    answers = learner.forward(x, "a").softmax(1)
+    torch.testing.assert_close(learner.memory["a"][1]["target"], answers)
+
+
+@pytest.mark.parametrize("gradients", ["chain", "batched", "func", "loop", "gram"])
+def test_soft_targets_are_the_same_by_every_way_with_outputs_of_their_own(gradients):
+    found = []
+    for way in ("loop", gradients):
+        learner = gm.SoftGEM(network(), lr=LR, memories=5, soft=0.7, gradients=way)
+        learner.outputs = {"a": (0, 2), "b": (1, 2), "c": (0, 1)}
+        for step, t in enumerate("aabbccab"):
+            x, y = batch(step)
+            own = torch.tensor(learner.outputs[t])
+            learner.observe(x, t, own[y % 2])
+        found.append(weights(learner.network))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("keep", sorted(POLICIES))
+@pytest.mark.parametrize("kind", [gm.SoftGEM, gm.DERpp, gm.ER])
+def test_every_policy_keeps_examples_with_answers(kind, keep):
+    learner = kind(gm.mlp([4, 8, 3]), budget=12, keep=keep)
+    for step, t in enumerate("aabbcc"):
+        x, y = batch(step)
+        learner.observe(x.float(), t, y)
+    assert [learner.memory.count(t) for t in "abc"] == [4, 4, 4]
+    if keep == "balanced" and kind is gm.SoftGEM:
+        labels = learner.memory["a"][1]["label"]
+        assert labels.bincount(minlength=3).max() <= 2
+
+
+# MEGA
+
+
+@pytest.mark.parametrize("rule", ["I", "II"])
+def test_mega_mixes_gradients_by_their_losses(rule):
+    learner, model = gm.MEGA(network(), lr=LR, memories=20, sample=4, rule=rule), network()
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabbab"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        own = parameters(model)
+        loss = F.cross_entropy(model(x), y)
+        g = loss_gradient(loss, own)
+        for x_m, y_m in seen.pop():
+            loss_ref = F.cross_entropy(model(x_m), y_m)
+            g_ref = loss_gradient(loss_ref, own)
+            if rule == "I":
+                g = g + (loss_ref / loss).item() * g_ref
+                continue
+            theta = F.cosine_similarity(g, g_ref, dim=0).acos()
+            betas = torch.linspace(0, float(theta), 200_001, dtype=torch.float64)
+            beta = betas[(loss * betas.cos() + loss_ref * (theta - betas).cos()).argmax()]
+            # the unit vector at the angle β from g and θ − β from g_ref
+            mix = (theta - beta).sin() * g / g.norm() + beta.sin() * g_ref / g_ref.norm()
+            g = g.norm() * mix / mix.norm()
+        with torch.no_grad():
+            for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
+                w -= LR * part.view_as(w)
+        torch.testing.assert_close(weights(learner.network), weights(model), rtol=1e-4, atol=1e-5)
+
+
+def test_mega_with_a_loss_of_zero_steps_for_what_is_remembered():
+    learner = gm.MEGA(network(), rule="I", epsilon=0.5)
+    g, g_ref = torch.tensor([1.0, 2.0]), torch.tensor([-3.0, 4.0])
+    found = learner.combined(g, torch.tensor(0.1), g_ref, torch.tensor(2.0))
+    assert torch.equal(found, g_ref)
+
+
+# MER
+
+
+def examples_in(found):
+    return [] if not found else list(zip(*found[0], strict=True))
+
+
+@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("own_outputs", [False, True])
+def test_mer_is_algorithm_1(written_out, own_outputs):
+    """Of the paper: s batches, k steps in each, the within-batch and the across-batch update."""
+    lr, beta, gamma, s, k = 0.1, 0.3, 0.6, 3, 4
+    model = network()
+    learner = gm.MER(
+        network() if written_out else nn.Sequential(network(), nn.Identity()),
+        lr=lr, beta=beta, gamma=gamma, batches=s, sample=k - 1, budget=7, groups=1,
+    )  # fmt: skip
+    learner.outputs = dict.fromkeys("ab", (0, 1)) if own_outputs else {}
+    seen, sample = [], learner.memory.sample
+    learner.memory.sample = lambda *a, **b: [seen.append(found := sample(*a, **b)), found][1]
+
+    def loss(x, y):
+        logits = model(x[None])
+        return F.cross_entropy(logits[:, :2] if own_outputs else logits, y[None])
+
+    for step, t in enumerate("aaaaabbbbbab"):
+        x, y = batch(step, n=1)
+        y = y % 2 if own_outputs else y
+        learner.observe(x, t, y)
+        (found,) = seen
+        seen.clear()
+        drawn = [part[:2] for part in examples_in(found)]
+        assert len(drawn) == s * min(k - 1, step, 7)
+        each = len(drawn) // s
+        theta_0 = [w.detach().clone() for w in model.parameters()]
+        for i in range(s):
+            theta_i = [w.detach().clone() for w in model.parameters()]
+            for x_c, y_c in [(x[0], y[0]), *drawn[i * each : (i + 1) * each]]:
+                descend(model, loss(x_c, y_c), lr)
+            with torch.no_grad():
+                for w, w_0 in zip(model.parameters(), theta_i, strict=True):
+                    w.copy_(w_0 + beta * (w - w_0))
+        with torch.no_grad():
+            for w, w_0 in zip(model.parameters(), theta_0, strict=True):
+                w.copy_(w_0 + gamma * (w - w_0))
+        torch.testing.assert_close(weights(learner.network), weights(model))
+    assert learner.memory.count("a") == 7
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [[4, 3], [4, 6, 3], [4, 6, 5, 3]])
+@pytest.mark.parametrize("on_a_cpu", [True, False])
+def test_steps_on_an_mlp_are_those_of_autograd(sizes, bias, masked, on_a_cpu, monkeypatch):
+    def made():
+        torch.manual_seed(0)
+        layers = [nn.Linear(a, b, bias) for a, b in pairwise(sizes)]
+        parts = [part for layer in layers for part in (layer, nn.ReLU())]
+        return nn.Sequential(*parts[:-1]).double()
+
+    if not on_a_cpu:  # the steps that are recorded on a GPU
+        monkeypatch.setattr(one_by_one, "_changes_on_a_cpu", one_by_one._changes)
+    found, expected = made(), made()
+    x, y = batch(0, n=9)
+    masks = F.one_hot(y, 3).bool() | (torch.arange(27).view(9, 3) % 2 == 0) if masked else None
+    one_by_one.chain_steps(found, x, y, masks, 0.2)
+    for j in range(len(x)):
+        logits = expected(x[j : j + 1])
+        if masks is not None:
+            logits = logits.masked_fill(~masks[j], -torch.inf)
+        descend(expected, F.cross_entropy(logits, y[j : j + 1]), 0.2)
+    torch.testing.assert_close(weights(found), weights(expected))
+
+
+def test_mer_goes_through_every_example_of_a_batch():
+    learner = gm.MER(gm.mlp([4, 8, 3]), budget=100, groups=1)
+    for step in range(3):
+        x, y = batch(step)
+        learner.observe(x.float(), "a", y)
+    assert (learner.steps, learner.examples, learner.memory.count("a")) == (3, 18, 18)
+
+
+def test_mer_takes_inputs_of_one_shape():
+    learner = gm.MER(nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 3)))
+    learner.observe(torch.randn(5, 1, 6), "a", torch.arange(5) % 3)
+    with pytest.raises(ValueError, match="x must be like what was observed before"):
+        learner.observe(torch.randn(5, 1, 7), "b", torch.arange(5) % 3)
+
+
+# La-MAML
+
+
+@pytest.mark.parametrize("meta", ["last", "every"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"rate_lr": 0.4}, {"rate_lr": 0.4, "update": "sync", "alpha": 0.05}, {"rate_lr": None}],
+    ids=["async", "sync", "C-MAML"],
+)
+def test_lamaml_is_algorithm_2(settings, meta):
+    """With its gradients by torch, through steps whose own gradients are constants."""
+    learner = gm.LaMAML(network(), lr=LR, sample=4, memories=20, glances=2, meta=meta, **settings)
+    theta = [w.detach().clone() for w in network().parameters()]
+    names = [name for name, _ in network().named_parameters()]
+    alpha = [torch.full_like(w, settings.get("alpha", LR)) for w in theta]
+    inputs, take = [], learner.take_once
+    learner.take_once = lambda *given: [inputs.append(given[3:]), take(*given)][1]
+
+    def loss(values, x, y):
+        outputs = functional_call(network(), dict(zip(names, values, strict=True)), (x,))
+        return F.cross_entropy(outputs, y)
+
+    for step, t in enumerate("aabbab"):
+        learner.observe(*batch(step)[:1], t, batch(step)[1])
+        for x, y, _, inner_x, inner_y, *past in inputs:
+            assert sorted(inner_x.tolist()) == sorted(x.tolist())
+            joined = (torch.cat([x, *past[:1]]), torch.cat([y, *past[1:2]]))
+            start = [w.clone().requires_grad_() for w in theta]
+            rates = [a.clone().requires_grad_() for a in alpha]
+            fast, metas = start, []
+            for i in range(len(inner_x)):
+                inner = loss(fast, inner_x[i : i + 1], inner_y[i : i + 1])
+                grads = torch.autograd.grad(inner, fast)
+                fast = [w - a.relu() * g for w, a, g in zip(fast, rates, grads, strict=True)]
+                metas.append(loss(fast, *joined))
+            total = metas[-1] if meta == "last" else sum(metas) / len(metas)
+            found = torch.autograd.grad(total, [*start, *rates])
+            by_theta, by_alpha = found[: len(start)], found[len(start) :]
+            if settings["rate_lr"] is not None:
+                alpha = [a - 0.4 * g for a, g in zip(alpha, by_alpha, strict=True)]
+            if settings["rate_lr"] is None or "update" in settings:
+                theta = [w - LR * g for w, g in zip(theta, by_theta, strict=True)]
+            else:
+                steps = zip(theta, alpha, by_theta, strict=True)
+                theta = [w - a.relu() * g for w, a, g in steps]
+        inputs.clear()
+        expected = torch.cat([w.flatten() for w in theta])
+        torch.testing.assert_close(weights(learner.network), expected)
+        for mine, rate in zip(learner.rates, alpha, strict=True):
+            torch.testing.assert_close(mine, rate)
+
+
+def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
+    learner = gm.LaMAML(gm.mlp([4, 8, 2]), grow=True, lr=0.05)
+    x, y = batch(0)
+    learner.observe(x.float(), "a", y % 2)
+    before = learner.rates[-1].clone()
+    learner.check(x.float(), "a", y % 2)
+    gm.networks.widen(learner.network, 5)
+    learner.check(x.float(), "a", y + 2)
+    torch.testing.assert_close(learner.rates[-1][:2], before)
+    assert (learner.rates[-1][2:] == learner.alpha).all()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (gm.ER, {"sample": 0}, "sample must be at least 1, got 0"),
+        (gm.ER, {"groups": 0}, "groups must be at least 1, got 0"),
+        (gm.ER, {"memory": gm.EpisodicMemory(5), "groups": 1}, "memory has limits of its own"),
+        (gm.DERpp, {"alpha": -1}, "alpha must not be negative, got -1"),
+        (gm.DERpp, {"beta": "much"}, "beta must be a number, got 'much'"),
+        (gm.MEGA, {"rule": "III"}, "rule must be one of II, I; got 'III'"),
+        (gm.MEGA, {"epsilon": -1}, "epsilon must not be negative, got -1"),
+        (gm.LaMAML, {"rate_lr": 0}, "rate_lr must be above 0, got 0"),
+        (gm.LaMAML, {"alpha": -1.0}, "alpha must be above 0, got -1.0"),
+        (gm.LaMAML, {"update": "now"}, "update must be one of async, sync; got 'now'"),
+        (gm.LaMAML, {"meta": "first"}, "meta must be one of every, last; got 'first'"),
+        (gm.MER, {"batches": 0}, "batches must be at least 1, got 0"),
+        (gm.MER, {"beta": 0}, "beta must be above 0, got 0"),
+        (gm.MER, {"gamma": -1}, "gamma must be above 0, got -1"),
+        (gm.SoftGEM, {"soft": 1.5}, "soft must be at most 1, got 1.5"),
+        (gm.SoftGEM, {"soft": -0.1}, "soft must not be negative, got -0.1"),
+        (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),
+        (gm.SoftGEM, {"teacher": "me"}, "teacher must be one of network, average; got 'me'"),
+        (gm.SoftGEM, {"teacher": "average"}, "needs an average"),
+        (
+            gm.SoftGEM,
+            {"loss": F.mse_loss},
+            r"without options; got Criterion\(mse",
+        ),
+        (gm.SoftGEM, {"loss": partial(F.cross_entropy, label_smoothing=0.1)}, "without options"),
+    ],
+)
+def test_a_wrong_setting_is_named(kind, settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(gm.mlp([4, 3]), **settings)
