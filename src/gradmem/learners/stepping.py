@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gradmem.cuda.devices import has_triton
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
+from gradmem.distributed import Processes
 from gradmem.gradients import parameters
 from gradmem.interrupts import Lock
 from gradmem.learners.averaging import Average
@@ -44,6 +45,8 @@ class Stepping:
     network: nn.Module
     optimizer: Optimizer
     steps: int
+    #: The processes that train the network together; None for this one alone.
+    processes: Processes | None
 
     def prepare_steps(
         self,
@@ -79,7 +82,9 @@ class Stepping:
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
         # Without Triton, a step on a GPU is waited for.
-        self.graphed = GraphedSteps(graphs and not self.is_random and has_triton())
+        self.graphed = GraphedSteps(
+            graphs and not self.is_random and has_triton() and self.processes is None
+        )
         self._rates = Rates()
 
     @property
@@ -243,8 +248,8 @@ class Stepping:
         """Note which task a step is on, and let a guard watch over steps on a GPU."""
         self._task = t
         self._recent.append((t, self.steps))
-        if device.type != "cuda" or not has_triton():
-            self._guard = None
+        if device.type != "cuda" or not has_triton() or self.processes is not None:
+            self._guard = None  # the step is waited for
         elif self._guard is None or self._guard.found.device != device:
             from gradmem.cuda.guard import Guard
 
