@@ -479,6 +479,7 @@ def what_one_process_alone_can_do_is_refused(rank, folder):
     refused = {
         "AGEM": lambda: gm.AGEM(wrapped),
         "grow": lambda: gm.GEM(wrapped, grow=True),
+        "average": lambda: gm.GEM(wrapped, average=0.9),
         "boundaries": lambda: gm.GEM(wrapped, boundaries=gm.Every(10)),
         "mixed": lambda: gm.GEM(wrapped).observe(x, [0, 0, 1, 1], y),
         "gram": lambda: gm.GradientMemory(wrapped, gradients="gram"),

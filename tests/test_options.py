@@ -71,6 +71,20 @@ def test_predictions_are_those_of_the_average():
     assert network.training
 
 
+def test_an_average_follows_every_step_on_a_single_example():
+    learner = gm.MER(gm.mlp([4, 8, 3]), average=0.8)
+    mean = [w.clone() for w in weights(learner.network)]
+    for step in range(4):
+        x, y = batch(step, n=1)
+        learner.observe(x, "a", y)
+        mean = [0.8 * m + 0.2 * w for m, w in zip(mean, weights(learner.network), strict=True)]
+    expected = gm.mlp([4, 8, 3])
+    for w, m in zip(expected.parameters(), mean, strict=True):
+        w.data = m
+    x, _ = batch(9)
+    torch.testing.assert_close(learner.forward(x), expected(x))
+
+
 def test_an_average_follows_a_network_that_grows():
     learner = gm.Single(gm.mlp([4, 8, 2]), grow=True, average=0.9)
     x, y = batch(0)

@@ -132,10 +132,10 @@ class Collectives:
         return found
 
     def collect(self, one: Any, where: int = 0) -> list[Any] | None:
-        """All processes' objects, in one process; None elsewhere."""
+        """All processes' objects, in one process; None elsewhere. Tensors arrive on the CPU."""
         found: list[Any] | None = [None] * self.size if self.rank == where else None
         with self.guarded():
-            dist.gather_object(one, found, group=self.group, group_dst=where)
+            dist.gather_object(_on_host(one), found, group=self.group, group_dst=where)
         return found
 
     def wait_for_all(self) -> None:
@@ -149,3 +149,14 @@ class Collectives:
         if dist.get_backend(self.group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
+
+
+def _on_host(one: Any) -> Any:
+    """The same with tensors on the CPU: a GPU of one process is no place in another."""
+    if isinstance(one, Tensor):
+        return one.detach().cpu()
+    if isinstance(one, dict):
+        return {key: _on_host(value) for key, value in one.items()}
+    if isinstance(one, tuple | list):
+        return type(one)(_on_host(value) for value in one)
+    return one

@@ -142,7 +142,8 @@ class Sharded(Processes):
         return self.collectives.sum(own, "inner products").sqrt().to(z.dtype)
 
     def agree(self, number: Tensor) -> Tensor:
-        return self.collectives.sum(number.detach().clone(), "inner products")
+        own = number.detach().clone().to(self.collectives.device)
+        return self.collectives.sum(own, "inner products")
 
     def full(self, state: Any) -> Any:
         if isinstance(state, DTensor):

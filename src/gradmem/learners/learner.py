@@ -177,7 +177,7 @@ class Learner(Stepping, ABC):
             raise ValueError(f"grow is for one network, {type(self).__name__} has one per task")
         network, self.processes = processes_of(network)
         if self.processes is not None:
-            self._check_distributed(grow)
+            self._check_distributed(grow, average)
         self.network = network
         self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
@@ -202,7 +202,7 @@ class Learner(Stepping, ABC):
         self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances)
         self._lock = Lock()
 
-    def _check_distributed(self, grow: bool) -> None:
+    def _check_distributed(self, grow: bool, average: float | None) -> None:
         """Refuse what several processes cannot do together."""
         if not self.distributes:
             raise ValueError(
@@ -211,6 +211,8 @@ class Learner(Stepping, ABC):
             )
         if grow:
             raise ValueError("grow is for one process: others may not see the new class")
+        if average is not None:
+            raise ValueError(f"average must be None for several processes, got {average}")
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.settings.items())

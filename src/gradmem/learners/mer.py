@@ -122,7 +122,7 @@ class MER(Replay):
             return (loss,)
 
         self.note_steps(t, leaves(x)[0].device)
-        loss = self.take_once("loss", t, look, x, y, mask)
+        loss = self.take_once("loss", t, look, x, y, mask, moves=False)
         assert loss is not None
         for _ in range(self.glances):
             for i in range(size(x)):

@@ -52,7 +52,8 @@ def chain_steps(
     given = F.linear(x, first.weight, first.bias)  # what the first layer gives without the steps
     inner = x @ x.T if first.bias is None else x @ x.T + 1  # a bias is a weight for an input of 1
     upper = [(layer.weight.detach(), _detached(layer.bias), own) for layer, own in others]
-    targets = F.one_hot(y.long(), chain_layers(network)[-1][0].out_features).to(given.dtype)
+    classes = torch.arange(chain_layers(network)[-1][0].out_features, device=y.device)
+    targets = (y[:, None] == classes).to(given.dtype)
     if x.is_cuda:
         changes = _changes(given, inner, relu, upper, targets, masks, rate)
     else:
@@ -78,7 +79,7 @@ def _changes(
     """Take the steps on the upper layers; what each step adds to the first one's outputs."""
     changes = torch.zeros_like(given)
     for j, target in enumerate(targets):
-        z = torch.addmv(given[j], changes[:j].T, inner[:j, j])
+        z = torch.addmv(given[j], changes[:j].T, inner[:j, j]) if j else given[j].clone()
         gave = [z.relu_() if relu else z]
         for W, b, own in upper:
             z = torch.mv(W, gave[-1]) if b is None else torch.addmv(b, W, gave[-1])

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gradmem.cuda.devices import has_triton
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
+from gradmem.distributed import Processes
 from gradmem.gradients import parameters
 from gradmem.interrupts import Lock
 from gradmem.learners.averaging import Average
@@ -44,6 +45,8 @@ class Stepping:
     network: nn.Module
     optimizer: Optimizer
     steps: int
+    #: The processes that train the network together; None for this one alone.
+    processes: Processes | None
 
     def prepare_steps(
         self,
@@ -69,7 +72,7 @@ class Stepping:
         self.optimizer = self.new_optimizer(network)
         self._randomness = torch.Generator().manual_seed(seed).get_state()
         self._guard: Guard | None = None
-        self._recent: deque[Hashable] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[Hashable, int]] = deque(maxlen=RECENT)
         self._task: Hashable | None = None
         self._waits = False
         self._taken = False  # whether a step was taken for this mini-batch
@@ -79,7 +82,9 @@ class Stepping:
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
         # Without Triton, a step on a GPU is waited for.
-        self.graphed = GraphedSteps(graphs and not self.is_random and has_triton())
+        self.graphed = GraphedSteps(
+            graphs and not self.is_random and has_triton() and self.processes is None
+        )
         self._rates = Rates()
 
     @property
@@ -149,8 +154,9 @@ class Stepping:
         recent, self._recent = self._recent, deque(maxlen=RECENT)
         if found is not None:
             late, loss = found
-            self._task = recent[-late] if late <= len(recent) else None
-            self._diverge("gradient" if math.isfinite(loss) else "loss", max(0, taken - late), loss)
+            before = max(0, taken - late)
+            self._task, steps = recent[-late] if late <= len(recent) else (None, before)
+            self._diverge("gradient" if math.isfinite(loss) else "loss", steps, loss)
 
     def _diverge(self, what: str, steps: int, loss: float) -> None:
         on = "" if self._task is None else f"on task {self._task!r} "
@@ -187,9 +193,9 @@ class Stepping:
         return first
 
     def take_once(
-        self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None
+        self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None, moves: bool = True
     ) -> Tensor | None:
-        """`take` for one glance."""
+        """`take` for one glance; `moves` says whether the step changes weights."""
         if self.graphed.records(inputs[0]):
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
@@ -198,7 +204,8 @@ class Stepping:
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
         self._watch(t, leaves(inputs[0])[0].device)
         self._taken = True
-        step = self._with_average(self._with_statistics_put_back(step, t), t)
+        step = self._with_statistics_put_back(step, t)
+        step = self._with_average(step, t) if moves else step
         loss = self.graphed(key, step, *inputs)
         if self._waits and self._guard is not None:
             self._settle(self.steps + 1)
@@ -240,9 +247,9 @@ class Stepping:
     def _watch(self, t: Hashable, device: torch.device) -> None:
         """Note which task a step is on, and let a guard watch over steps on a GPU."""
         self._task = t
-        self._recent.append(t)
-        if device.type != "cuda" or not has_triton():
-            self._guard = None
+        self._recent.append((t, self.steps))
+        if device.type != "cuda" or not has_triton() or self.processes is not None:
+            self._guard = None  # the step is waited for
         elif self._guard is None or self._guard.found.device != device:
             from gradmem.cuda.guard import Guard
 
