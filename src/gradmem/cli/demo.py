@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from rich.columns import Columns
 from rich.console import Group
@@ -46,6 +47,9 @@ def demo_command(
 
     SGD ("single") forgets, GEM does not. Nothing is downloaded.
     """
+    torch.set_num_threads(
+        1
+    )  # enough for a small network; several wait for each other on a busy CPU
     settings = dict(LEARNERS)
     size = {"n_tasks": TASKS, "examples_per_task": EXAMPLES, "data": "sample"}
     planned = plan_runs("mnist-rotations", [*settings], [0], settings, **size)
