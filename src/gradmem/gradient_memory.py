@@ -30,6 +30,7 @@ from gradmem.gradients import (
     attach,
     evaluating,
     longest,
+    most_violated,
 )
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Masks, Policy, Stack, memory_of
@@ -299,7 +300,8 @@ class GradientMemory:
         if not self.selects(past):
             return past, *self.engine.with_batch(past, x, t, y, mask)
         _, g, loss = self.engine.with_batch([], x, t, y, mask)
-        return *self._most_violated(past, g), g, loss
+        assert self.shortlist is not None
+        return *most_violated(self.engine, self.shortlist, past, g), g, loss
 
     def others(self, t: Hashable, masks: Masks | None = None, batch: int = 0) -> list[Stack] | Past:
         """The constraints of a step on task t; those that all processes agree on, if several.
@@ -323,23 +325,6 @@ class GradientMemory:
         if self.shortlist is None or isinstance(past, Past):
             return False
         return sum(map(len, past)) > self.shortlist.most
-
-    def _most_violated(self, past: list[Stack], g: Tensor) -> tuple[list[Stack], Tensor]:
-        """Those constraints of a step along g: (p,) that it may violate, and their G: (k, p)."""
-        assert self.shortlist is not None
-        tasks = [t for stack in past for t in stack.tasks]
-        named = self.shortlist.first(tasks, g)
-        chosen = _rows_of(past, named)
-        G = self.engine(chosen).clone()
-        self.shortlist.learn(named, G)
-        g_tilde = Projection()(g, G)
-        others = self.shortlist.second([t for t in tasks if t not in {*named}], g_tilde)
-        if others:
-            more = _rows_of(past, others)
-            G_more = self.engine(more)
-            self.shortlist.learn([t for stack in more for t in stack.tasks], G_more)
-            chosen, G = [*chosen, *more], torch.cat([G, G_more])
-        return chosen, G
 
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
         """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
@@ -567,7 +552,8 @@ class GradientMemory:
             assert self.processes is not None
             G = self.processes.gradients(self.engine, past)
         elif self.selects(past):
-            past, G = self._most_violated(past, self._gradient())
+            assert self.shortlist is not None
+            past, G = most_violated(self.engine, self.shortlist, past, self._gradient())
         else:
             G = self.engine.at(past)
         if not isinstance(G, Tensor):
@@ -686,10 +672,3 @@ class GradientMemory:
             rows = rows_by_parameter(G, self._weights)
             for w in others:
                 rows[w].zero_()
-
-
-def _rows_of(past: list[Stack], tasks: Sequence[Hashable]) -> list[Stack]:
-    """Some tasks of the stacks, in the stacks' order: copies."""
-    named = {*tasks}
-    places = [(stack, [i for i, t in enumerate(stack.tasks) if t in named]) for stack in past]
-    return [stack.rows(which) for stack, which in places if which]

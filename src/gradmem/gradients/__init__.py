@@ -7,6 +7,7 @@ from gradmem.gradients.flat import gradient, loss_gradient, parameters, set_grad
 from gradmem.gradients.gram import Gradients, GramGradients, longest
 from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
+from gradmem.gradients.most_violated import most_violated
 from gradmem.gradients.objective import Forward, Objective, Transform
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "longest",
     "loss_gradient",
     "masked",
+    "most_violated",
     "parameters",
     "set_gradient",
     "with_last_inputs",
