@@ -1,5 +1,6 @@
 """What is different on a GPU: the projection's kernel, graphs, and nothing that waits."""
 
+import copy
 import gc
 import warnings
 from functools import partial
@@ -11,10 +12,13 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.checks import _same
+from gradmem.cuda.copies import copy_together
 from gradmem.cuda.graphs import GraphedSteps
 from gradmem.gradients import MemoryGradients
 from gradmem.gradients.batch_norm import normalise_by_task
-from gradmem.gradients.batched import batched_gradients
+from gradmem.gradients.batched import _in_one_pass, batched_gradients
+from gradmem.gradients.objective import Objective
+from gradmem.gradients.thin import keeps_zeros
 from gradmem.learners.replay import Replay
 from gradmem.memory import Stack
 from gradmem.projection.host import project_on_host
@@ -761,3 +765,89 @@ def test_a_file_moves_between_cpu_and_gpu(kind, tmp_path):
         outputs = [learner.forward(x.to(learner.device), "a").cpu() for learner in learners]
         torch.testing.assert_close(*outputs)
         other.observe(x.to(device), "c", y.to(device))
+
+
+@pytest.mark.parametrize("counts", [(9, 9, 9), (9, 4, 7)])
+@pytest.mark.parametrize("sizes", [(20, 12, 7, 5), (784, 100, 100, 10), (40, 130, 5), (16, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_chains_kernels_give_what_the_loop_gives(sizes, bias, counts):
+    """Layers of any size, with and without a bias, masks, memories that are not full, a batch."""
+    torch.manual_seed(0)
+    network = gm.mlp(sizes).cuda()
+    if not bias:
+        for layer in network[::2]:
+            layer.register_parameter("bias", None)
+    x, y = torch.randn(3, 9, sizes[0], device="cuda"), torch.randint(5, (3, 9), device="cuda")
+    masks = torch.arange(sizes[-1], device="cuda") < 5 + torch.zeros(3, 1, device="cuda")
+    one, label = torch.randn(6, sizes[0], device="cuda"), torch.randint(5, (6,), device="cuda")
+    expected = MemoryGradients(copy.deepcopy(network).double(), "loop")
+    stack = Stack(x.double(), y, counts, masks)
+    G, g, loss = (part.clone() for part in expected.with_batch([stack], one.double(), 0, label))
+    found = MemoryGradients(network, "chain").with_batch(
+        [Stack(x, y, counts, masks)], one, 0, label
+    )
+    for ours, theirs in zip(found, (G, g, loss), strict=True):
+        assert agree(ours.double(), theirs, 1e-5)
+    alone = MemoryGradients(network, "chain")([Stack(x, y, counts, masks)])
+    assert agree(alone.double(), G, 1e-5)
+
+
+def test_padded_channels_change_nothing_but_the_rounding():
+    """In half precision a thin network's pass has channels of zeros; errors are as without them."""
+    torch.manual_seed(0)
+    network = gm.resnet18(n_outputs=10, feature_maps=5).cuda().to(memory_format=torch.channels_last)
+    x, y = torch.rand(3, 16, 3, 32, 32, device="cuda"), torch.randint(10, (3, 16), device="cuda")
+    double = copy.deepcopy(network).double()
+    exact = MemoryGradients(double, "batched")([Stack(x.double(), y, (16,) * 3)])
+    stack, errors, buffers = Stack(x, y, (16,) * 3), [], []
+    for pads in (True, False):
+        copied = copy.deepcopy(network)
+        out = torch.empty_like(exact, dtype=torch.float32)
+        with torch.autocast("cuda", torch.bfloat16):
+            objective = Objective(copied)
+            assert keeps_zeros(objective, stack, _in_one_pass)
+            _in_one_pass(objective, stack, out, pads)
+        errors.append(float((out - exact).norm() / exact.norm()))
+        buffers.append(list(copied.buffers()))
+    assert errors[0] <= 1.5 * errors[1]
+    for padded, plain in zip(*buffers, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=0.05, atol=0.05)
+
+
+def test_a_network_that_looks_at_its_channels_is_not_padded():
+    network = build("resnet").cuda().to(memory_format=torch.channels_last)
+    stack = memories("resnet")
+    stack = Stack(stack.x.cuda(), stack.y.cuda(), stack.counts)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert not keeps_zeros(Objective(network), next(stack.level()), _in_one_pass)
+
+
+def test_plain_sgd_steps_as_torchs_own_does():
+    ends = []
+    for foreach in (None, True):
+        make = partial(torch.optim.SGD, lr=0.05, foreach=foreach)
+        learner = gm.GEM(gm.mlp([6, 8, 5]).cuda(), optimizer=make, memories=7)
+        observe_tasks(learner)
+        ends.append(list(learner.network.parameters()))
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_test_sets_predicted_together_score_as_alone():
+    continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=50, data="sample")
+    learner = gm.GEM(gm.mlp().cuda(), memories=20)
+    assert learner.predicts_alike
+    result = gm.run(learner, continuum)
+    tests = continuum.to("cuda").tests
+    alone = [
+        float((learner.predict(t[:][0], n) == t[:][1]).float().mean()) for n, t in tests.items()
+    ]
+    assert result.R[-1] == pytest.approx(alone)
+
+
+def test_several_tensors_are_copied_as_one_by_one():
+    sources = [torch.randn(5, 6, device="cuda"), torch.arange(5, device="cuda")]
+    for some in (sources, [sources[0][:, :3], sources[1]], [sources[0].bool(), sources[1]]):
+        targets = [torch.zeros_like(source) for source in some]
+        copy_together(targets, some)
+        assert all(torch.equal(*pair) for pair in zip(targets, some, strict=True))

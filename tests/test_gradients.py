@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.gradients import METHODS, Criterion, MemoryGradients, Objective
-from gradmem.gradients.batched import layer_without_rule
+from gradmem.gradients import METHODS, Criterion, MemoryGradients, Objective, thin
+from gradmem.gradients.batched import _in_one_pass, layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
 from gradmem.memory import Stack
 
@@ -274,3 +274,30 @@ def test_classes_may_lie_last_in_memory_as_those_of_a_language_model_do(loss):
     torch.testing.assert_close(found, Criterion(loss).by_task(first, stack))
     each = [Criterion(loss).mean(first[:3], y[:3]), Criterion(loss).mean(first[3:5], y[3:5])]
     torch.testing.assert_close(found, torch.stack(each))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_padded_channels_stay_zero_in_a_residual_network(training):
+    """What a pass in half precision on a GPU does; here in double precision, where it is exact."""
+    torch.manual_seed(0)
+    network = gm.resnet18(n_outputs=10, feature_maps=5).double().train(training)
+    stack = Stack(torch.randn(2, 3, 3, 32, 32).double(), torch.randint(10, (2, 3)), (3, 3))
+    found = []
+    for pads in (False, True):
+        copied = copy.deepcopy(network)
+        out = torch.empty(2, sum(w.numel() for w in network.parameters())).double()
+        _in_one_pass(Objective(copied), stack, out, pads)
+        found.append([out, *copied.buffers()])
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_padding_is_refused_where_a_network_looks_at_its_channels():
+    objective = Objective(build("resnet"))  # its last layer takes as many features as channels
+    (stack,) = memories("resnet", counts=(4, 4)).level()
+    assert not thin._tries(objective, stack, _in_one_pass)
+    assert thin._tries(Objective(gm.resnet18(feature_maps=5)), images(), _in_one_pass)
+
+
+def images():
+    return Stack(torch.rand(2, 3, 3, 32, 32), torch.randint(10, (2, 3)), (3, 3))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
-__all__ = ["current_device", "has_triton", "is_recording", "total_memory"]
+__all__ = ["current_device", "has_triton", "is_recording", "side_by_side", "total_memory"]
+
+#: Streams for what can be done side by side on a GPU: more gain nothing on an H200.
+STREAMS = 4
 
 
 @cache
@@ -22,6 +26,32 @@ def has_triton() -> bool:
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
     """Make a GPU the current one: CUDA graphs and kernels run on that one. Nothing on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def side_by_side(work: Callable[[int], None], n: int, device: torch.device) -> None:
+    """Call work(0) to work(n − 1), which do not depend on each other; on a GPU on several streams.
+
+    What they start is done, for what comes after it on the current stream, when this returns.
+    """
+    if device.type != "cuda" or n == 1:
+        for i in range(n):
+            work(i)
+        return
+    current, streams = torch.cuda.current_stream(device), _streams(device)
+    for stream in streams:
+        stream.wait_stream(current)
+    try:
+        for i in range(n):
+            with torch.cuda.stream(streams[i % len(streams)]):
+                work(i)
+    finally:  # what was started before an error must not run on beside what comes after it
+        for stream in streams:
+            current.wait_stream(stream)
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
 def is_recording() -> bool:

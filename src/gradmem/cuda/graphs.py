@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradmem.cuda.copies import copy_together
 from gradmem.trees import Tree, leaves, tree_map
 
 __all__ = ["GraphedSteps", "Step"]
@@ -70,8 +72,7 @@ class GraphedSteps:
             self._unused = 0
         graph, own, (loss, *_) = self._graphs[key]
         given = [leaf for tree in inputs if tree is not None for leaf in leaves(tree)]
-        for mine, leaf in zip(own, given, strict=True):
-            mine.copy_(leaf)
+        copy_together(own, given)
         graph.replay()
         return None if loss is None else loss.clone()
 
@@ -84,10 +85,14 @@ class GraphedSteps:
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:  # a pool ends with the last graph that used it
             self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.synchronize()
         try:
-            with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
-                kept = step(*own)  # what the graph refers to must not be freed
+            try:
+                kept = self._captured(graph, step, own)
+            except torch.cuda.OutOfMemoryError:  # what lies idle outside of graphs may suffice
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                graph = torch.cuda.CUDAGraph()
+                kept = self._captured(graph, step, own)
         except Exception as error:
             torch.cuda.synchronize()
             if isinstance(error, torch.cuda.OutOfMemoryError) and self.use_less_memory():
@@ -107,6 +112,22 @@ class GraphedSteps:
             )
         return True
 
+    def _captured(
+        self, graph: torch.cuda.CUDAGraph, step: Step, own: Sequence[Tree | None]
+    ) -> tuple[Any, ...]:
+        """What the step gives while a graph is made of it: what the graph refers to.
+
+        As `torch.cuda.graph` does it, but for emptying the allocator's cache before: then the next
+        step that is not recorded would have to ask the driver for all of its memory again.
+        """
+        torch.cuda.synchronize()
+        with _no_collection(), torch.cuda.stream(_recorded_stream(torch.cuda.current_device())):
+            graph.capture_begin(pool=self._pool)
+            try:
+                return step(*own)
+            finally:
+                graph.capture_end()
+
     def _give_up(self, error: Exception) -> None:
         self.enabled = False
         self.forget()
@@ -120,6 +141,12 @@ class GraphedSteps:
 
 def _shapes(tree: Tree) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
+
+
+@cache
+def _recorded_stream(device: int) -> torch.cuda.Stream:
+    """A stream of a GPU's that nothing but recordings is on."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -19,18 +19,21 @@ from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.result import Matrix, Result
-from gradmem.evaluation.scores import Score, accuracy, name_of, total
+from gradmem.evaluation.scores import Score, accuracy, name_of, totals
 from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
 from gradmem.streams import IID, Continuum, Examples
 from gradmem.streams.examples import are_class_ids
-from gradmem.trees import leaves, size
+from gradmem.trees import kind, leaves, size
 from gradmem.validation import positive_int
 
 __all__ = ["run"]
 
 #: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
 EVALUATION_BATCH = 2000
+
+#: On a GPU, bytes of the inputs of several test sets that are predicted at once.
+TOGETHER = 2**27
 
 #: What a callback may have.
 HOOKS = ("on_batch", "on_task", "on_end")
@@ -238,12 +241,19 @@ class _Run:
     def _scores(self) -> Matrix:
         """Mean scores on all tasks: (T,). Waits for the device once, at the end."""
         sums, counts = [], []
-        for t, test in self.continuum.tests.items():
+        for t, tests in _predicted_together(self.learner, self.continuum.tests):
+            if len(tests) > 1:
+                x, y = tests[0].joined(*tests[1:])[:]
+                sizes = [len(test) for test in tests]
+                sums.append(totals(self.score, self.predict(x, t), y, sizes))
+                counts += [(n, 1) for n in sizes]
+                continue
+            (test,) = tests
             n = len(test) if self.on_gpu and isinstance(test, Examples) else EVALUATION_BATCH
             for x, y in test.batches(n):
-                sums.append(total(self.score, self.predict(x, t), y, size(y)))
+                sums.append(totals(self.score, self.predict(x, t), y, [size(y)]))
             counts.append((len(test), -(-len(test) // n)))
-        values = iter(torch.stack(sums).tolist())
+        values = iter(torch.cat(sums).tolist())
         means = np.array([sum(next(values) for _ in range(n)) / whole for whole, n in counts])
         if not np.isfinite(means).all():
             if self.settle is not None:
@@ -337,6 +347,34 @@ def _check_examples(
     check(x, t, y)
     if not whole:
         learner.check_labels(x, t, examples.y)
+
+
+def _predicted_together(learner: Any, tests: Mapping[Any, Any]) -> list[tuple[Any, list[Any]]]:
+    """Neighbouring test sets that are one prediction, each group with its first descriptor.
+
+    On a GPU, where they are in memory, of one kind, and predicted alike whatever the task.
+    """
+    alone = [(t, [test]) for t, test in tests.items()]
+    if not isinstance(learner, Learner) or learner.device.type != "cuda":
+        return alone
+    if not learner.predicts_alike or not all(isinstance(test, Examples) for _, (test,) in alone):
+        return alone
+    groups: list[tuple[Any, list[Any]]] = []
+    for t, (test,) in alone:
+        if groups:
+            _, known = groups[-1]
+            alike = kind((known[0].x, known[0].y)) == kind((test.x, test.y))
+            inside = sum(map(len, known)) + len(test) <= TOGETHER // _bytes_each(test)
+            if alike and inside and known[0].divisor == test.divisor:
+                known.append(test)
+                continue
+        groups.append((t, [test]))
+    return groups
+
+
+def _bytes_each(test: Examples) -> int:
+    """Bytes of an example's inputs as they are served."""
+    return sum(leaf[0].numel() * max(4, leaf.element_size()) for leaf in leaves(test.x))
 
 
 def _unchecked(method: Callable[..., Any]) -> Callable[..., Any]:

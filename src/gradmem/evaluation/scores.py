@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradmem.trees import Tree
 
-__all__ = ["Score", "accuracy", "name_of", "total"]
+__all__ = ["Score", "accuracy", "name_of", "totals"]
 
 #: score(prediction, y): (n,) real numbers, one for each example.
 Score = Callable[[Any, Any], Tensor]
@@ -46,14 +46,17 @@ def name_of(score: Score) -> str:
     return type(score).__name__
 
 
-def total(score: Score, prediction: Tree, y: Tree, n: int) -> Tensor:
-    """The sum of a batch's scores, on its device: a tensor () of int64 or float64."""
-    values = score(prediction, y)
+def totals(score: Score, prediction: Tree, y: Tree, sizes: Sequence[int]) -> Tensor:
+    """The sums of a batch's scores over parts of these sizes, on its device.
+
+    They are int64 or float64: (parts,).
+    """
+    values, n = score(prediction, y), sum(sizes)
     if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
             f"score must give one real number for each example, shape ({n},), and "
             f"{name_of(score)} gave {got}"
         )
-    whole = not values.is_floating_point()
-    return values.detach().sum(dtype=torch.int64 if whole else torch.float64)
+    dtype = torch.float64 if values.is_floating_point() else torch.int64
+    return torch.stack([part.sum(dtype=dtype) for part in values.detach().split(list(sizes))])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradmem.cuda.devices import has_triton
 
@@ -16,11 +17,14 @@ def normalise_by_task(layer: nn.BatchNorm2d, x: Tensor, k: int) -> Tensor:
     """What `layer` gives for the k tasks in x: (k·m, channels, …), one after another.
 
     In train mode each task is normalised by its own mean and variance, and moves the running ones,
-    in order. No gradient flows into the layer's own parameters: see `sums_by_task`.
+    in order. No gradient flows into the layer's own parameters: see `sums_by_task`. Channels of x
+    beyond the layer's own are zeros and stay so, or are left out.
     """
     if not _uses_batch(layer) or layer.momentum is None:
         # Running statistics do not mix examples. A cumulative average is left to the layer.
         forward = type(layer).forward
+        if x.shape[1] > layer.num_features:
+            x = x[:, : layer.num_features]
         if not _uses_batch(layer):
             return forward(layer, x)
         return torch.cat([forward(layer, one) for one in x.unflatten(0, (k, -1))])
@@ -50,21 +54,28 @@ def sums_by_task(layer: nn.BatchNorm2d, x: Tensor, grad: Tensor) -> tuple[Tensor
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: nn.BatchNorm2d, k: int) -> Tensor:
-        ctx.weight = layer.weight
+        own, channels = layer.num_features, x.shape[1]
+        weight: Tensor | None = layer.weight
+        bias: Tensor | None = layer.bias
+        if channels > own:  # the padding of a thin convolution
+            ones = x.new_ones(own, dtype=torch.float32) if weight is None else weight
+            weight = F.pad(ones, (0, channels - own))
+            bias = None if bias is None else F.pad(bias, (0, channels - own))
+        ctx.weight = weight
         ctx.kernels = _has_kernels(layer, x)
         if ctx.kernels:
             from gradmem.gradients.device import normalise
 
-            y, statistics = normalise(x, k, layer.weight, layer.bias, layer.eps)
+            y, statistics = normalise(x, k, weight, bias, layer.eps)
         else:
             mean, var = _statistics(x, k)
             scale = (var + layer.eps).rsqrt()
             statistics = torch.stack([mean, scale, var])
-            weight = scale if layer.weight is None else scale * layer.weight
-            shift = -mean * weight if layer.bias is None else layer.bias - mean * weight
-            y = _affine(x, weight, shift)
+            on_x = scale if weight is None else scale * weight
+            shift = -mean * on_x if bias is None else bias - mean * on_x
+            y = _affine(x, on_x, shift)
         ctx.save_for_backward(x, statistics)
-        _move(layer, statistics, x, ctx.kernels)
+        _move(layer, statistics[..., :own].contiguous(), x.numel() // (k * channels), ctx.kernels)
         return y
 
     @staticmethod
@@ -99,14 +110,13 @@ def _statistics(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor, kernels: bool) -> None:
-    """Move the layer's running statistics, if it has any that move, by those of each task."""
+def _move(layer: nn.BatchNorm2d, statistics: Tensor, n: int, kernels: bool) -> None:
+    """Move the layer's running statistics, if it has any that move, by each task's of n values."""
     if layer.running_mean is None or layer.running_var is None:
         return
     if not (layer.training and layer.track_running_stats):
         return
-    _, k, channels = statistics.shape
-    n = x.numel() // (k * channels)
+    k = statistics.shape[1]
     assert layer.momentum is not None
     if kernels:
         from gradmem.gradients.device import move
@@ -118,7 +128,7 @@ def _move(layer: nn.BatchNorm2d, statistics: Tensor, x: Tensor, kernels: bool) -
         layer.num_batches_tracked.add_(k)
     # k moves by (1 − μ) old + μ new in a row: what is left of each after all of them.
     left = (1 - layer.momentum) ** torch.arange(
-        k - 1, -1, -1, dtype=statistics.dtype, device=x.device
+        k - 1, -1, -1, dtype=statistics.dtype, device=statistics.device
     )
     kept = (1 - layer.momentum) ** k
     mean, _, var = statistics

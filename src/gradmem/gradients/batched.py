@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gradmem.gradients.flat import parameters, rows_by_parameter
 from gradmem.gradients.layer_rules import FORWARDS, Forward, registered, rule_for, write
 from gradmem.gradients.objective import Objective
+from gradmem.gradients.thin import cut, is_thin, keeps_zeros, padded_forward
 from gradmem.memory.stack import Stack
 
 __all__ = ["UnsuitableError", "batched_gradients", "layer_without_rule", "mixes_examples"]
@@ -48,9 +49,15 @@ def batched_gradients(objective: Objective, stack: Stack, out: Tensor) -> None:
         return
     if mixes_examples(network):
         (stack,) = stack.level()
+    _in_one_pass(objective, stack, out, keeps_zeros(objective, stack, _in_one_pass))
+
+
+def _in_one_pass(objective: Objective, stack: Stack, out: Tensor, pads: bool) -> None:
+    """The same for one level; `pads` says whether thin convolutions are padded."""
+    network = objective.network
     k = len(stack)
     weights = parameters(network)
-    with _recording(network, weights, stack.room) as calls:
+    with _recording(network, weights, stack.room, pads) as calls:
         losses = objective.criterion.by_task(objective.outputs(stack.flat_x), stack)
         grads = torch.autograd.grad(losses.sum(), [y for _, _, y in calls], allow_unused=True)
 
@@ -82,7 +89,7 @@ def _reduce(
         known = getattr(y.grad_fn, "by_parameter", None)
         if known is not None:  # computed in the backward pass of the layer itself
             for name, row in out.items():
-                write(row, known[name], beta)
+                write(row, cut(known[name], row.shape), beta)
         else:
             x, grad = (tensor.unflatten(0, (k, -1)) for tensor in (x, grad))
             rule(layer, x, grad, out, beta)
@@ -94,7 +101,7 @@ def _reduce(
 
 @contextmanager
 def _recording(
-    network: nn.Module, weights: list[nn.Parameter], room: tuple[int, int]
+    network: nn.Module, weights: list[nn.Parameter], room: tuple[int, int], pads: bool
 ) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
     """Note every call of a layer that learns as (layer, input, output), in order."""
     k, m = room
@@ -126,6 +133,9 @@ def _recording(
             if kind in FORWARDS:
                 undo.callback(delattr, layer, "forward")
                 layer.forward = partial(_by_task, FORWARDS[kind], layer, k, met)
+            elif pads and is_thin(layer):
+                undo.callback(delattr, layer, "forward")
+                layer.forward = partial(padded_forward, layer)
             if getattr(layer, "inplace", False):
                 # What a layer gave must still be there when its gradient is asked for.
                 undo.callback(setattr, layer, "inplace", True)

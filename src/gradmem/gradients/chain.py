@@ -7,12 +7,14 @@ whose memory the system would have to hand out anew in every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradmem.cuda.devices import has_triton
 from gradmem.gradients.batched import UnsuitableError
 from gradmem.gradients.flat import parameters, rows_by_parameter
 from gradmem.gradients.layer_rules import linear
@@ -63,32 +65,43 @@ class ChainGradients:
         blocks = chain_layers(network)
         starts = [0, *accumulate(map(len, given))]
         spans = [slice(start, stop) for start, stop in pairwise(starts)]
-        n = starts[-1]
+        n, kernels = starts[-1], _has_kernels(network, given)
 
         gave: list[Tensor] = []  # what each block gave, for all parts
         for number, (layer, relu) in enumerate(blocks):
             y = self._buffer(("output", number), given[0], n, layer.out_features)
+            gave.append(y)
             if number:
-                _linear(layer, gave[-1], y)
+                _linear(layer, gave[-2], y)
+            elif kernels:
+                from gradmem.gradients.chain_device import first_layer
+
+                first_layer(layer, relu, given[0], given[1] if len(given) > 1 else None, y)
+                continue
             else:  # the inputs lie apart, what comes after them does not
                 for x, span in zip(given, spans, strict=True):
                     _linear(layer, x, y[span])
-            gave.append(y.relu_() if relu else y)
+            if relu:
+                y.relu_()
         outputs = [gave[-1][span] for span in spans]
         grad = self._buffer("outputs' gradient", gave[-1], n, gave[-1].shape[1])
         for (stack, _), z, span in zip(parts, outputs, spans, strict=True):
             objective.criterion.outputs_gradient(z, stack, grad[span])
+        grads = [grad]  # of what each block gave, the last one's first
         for number, (layer, relu) in reversed(list(enumerate(blocks))):
             if relu:  # nothing flows back where ReLU gave zero
                 torch.ops.aten.threshold_backward.grad_input(grad, gave[number], 0, grad_input=grad)
-            for i, ((stack, _), span) in enumerate(zip(parts, spans, strict=True)):
-                x = gave[number - 1][span] if number else given[i]
-                own = {name: rows[i][w] for name, w in layer.named_parameters()}
-                room = stack.room
-                linear(layer, x.unflatten(0, room), grad[span].unflatten(0, room), own, 0)
+            if not kernels:
+                for i, ((stack, _), span) in enumerate(zip(parts, spans, strict=True)):
+                    x = gave[number - 1][span] if number else given[i]
+                    _weights(layer, x, grad[span], stack, rows[i])
             if number:
                 below = self._buffer(("grad", number), grad, n, layer.in_features)
                 grad = torch.mm(grad, layer.weight, out=below)
+                grads.append(grad)
+        if kernels:
+            inputs = [given[0], *gave[:-1]]
+            _reduce([layer for layer, _ in blocks], inputs, given[1:], grads[::-1], parts, rows[0])
         return outputs
 
     def _buffer(self, key: object, like: Tensor, n: int, width: int) -> Tensor:
@@ -105,6 +118,44 @@ def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> None:
         torch.mm(x, layer.weight.T, out=out)
     else:
         torch.addmm(layer.bias, x, layer.weight.T, out=out)
+
+
+def _weights(
+    layer: nn.Linear, x: Tensor, grad: Tensor, stack: Stack, rows: dict[nn.Parameter, Tensor]
+) -> None:
+    """The gradients of a layer's parameters at the memories of a stack, by its rule."""
+    own = {name: rows[w] for name, w in layer.named_parameters()}
+    linear(layer, x.unflatten(0, stack.room), grad.unflatten(0, stack.room), own, 0)
+
+
+def _reduce(
+    layers: Sequence[nn.Linear],
+    inputs: Sequence[Tensor],
+    batch: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    parts: Sequence[tuple[Stack, Tensor]],
+    rows: Mapping[Any, Tensor],
+) -> None:
+    """The same for all layers, one stack and perhaps a batch: most of it in one kernel."""
+    from gradmem.gradients.chain_device import reduce_small
+
+    (stack, out), *rest = parts
+    k, m = stack.room
+    one, g = (batch[0], rest[0][1][0]) if batch else (None, None)
+    for i in reduce_small(layers, inputs, one, grads, (k, m), out, g):
+        x, grad = (part[: k * m].unflatten(0, (k, m)) for part in (inputs[i], grads[i]))
+        rows[layers[i].weight].baddbmm_(grad.mT, x, beta=0)
+
+
+def _has_kernels(network: nn.Module, given: Sequence[Tensor]) -> bool:
+    """Whether there are kernels for it: on a GPU, for one stack and perhaps a small batch."""
+    if not (given[0].is_cuda and has_triton()) or len(given) > 2:
+        return False
+    from gradmem.gradients.chain_device import fits
+
+    tensors = [*given, *network.parameters()]
+    single = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+    return single and fits(len(chain_layers(network)), given[1] if len(given) > 1 else None)
 
 
 def chain_layers(network: nn.Module) -> list[tuple[nn.Linear, bool]]:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradmem.cuda.devices import side_by_side
 from gradmem.gradients.batch_norm import normalise_by_task, sums_by_task
+from gradmem.gradients.thin import cut, padded_to, padded_weight, wide
 
 __all__ = ["FORWARDS", "RULES", "Rule", "rule_for"]
 
@@ -117,16 +119,24 @@ def convolution(
         x = F.pad(x, layer._reversed_padding_repeated_twice)
         padding = (0,) * dims
     wanted = [False, "weight" in out, "bias" in out]
-    x, weights = x.to(grad.dtype), layer.weight.to(grad.dtype)  # bf16 activations
-    for i in range(len(x)):
+    x = x.to(grad.dtype)  # bf16 activations
+    weights: Tensor = layer.weight
+    if grad.shape[2] != layer.out_channels or x.shape[2] != layer.in_channels:
+        x = padded_to(x.flatten(0, 1), wide(layer.in_channels)).unflatten(0, grad.shape[:2])
+        weights = padded_weight(layer)
+    weights = weights.to(grad.dtype)
+
+    def of_task(i: int) -> None:
         _, weight, bias = torch.ops.aten.convolution_backward(
-            grad[i], x[i], weights, [layer.out_channels], layer.stride, padding,
+            grad[i], x[i], weights, [len(weights)], layer.stride, padding,
             layer.dilation, False, [0] * dims, layer.groups, wanted,
         )  # fmt: skip
         if weight is not None and wanted[1]:
-            write(out["weight"][i], weight, beta)
+            write(out["weight"][i], cut(weight, out["weight"][i].shape), beta)
         if bias is not None and wanted[2]:
-            write(out["bias"][i], bias, beta)
+            write(out["bias"][i], cut(bias, out["bias"][i].shape), beta)
+
+    side_by_side(of_task, len(x), x.device)
 
 
 @rule(nn.Embedding, fits=lambda e: e.max_norm is None and not e.scale_grad_by_freq)
@@ -170,7 +180,7 @@ def group_norm(
 def batch_norm(
     layer: nn.BatchNorm2d, x: Tensor, grad: Tensor, out: Mapping[str, Tensor], beta: int
 ) -> None:
-    by_weight, by_bias = sums_by_task(layer, x, grad)
+    by_weight, by_bias = sums_by_task(layer, x[:, :, : grad.shape[2]], grad)
     if "weight" in out:
         write(out["weight"], by_weight, beta)
     if "bias" in out:

@@ -466,6 +466,15 @@ class Learner(Keeping, ABC):
             self._inputs.check_x(x, partial(self.evaluated, t=t))
         return outputs(x, t)
 
+    @property
+    def predicts_alike(self) -> bool:
+        """Whether an example is predicted alike whatever its task."""
+        own = type(self)
+        names = ("predict", "scores", "evaluated", "module", "described")
+        usual = all(getattr(own, name) is getattr(Learner, name) for name in names)
+        described = self.describing.size is not None
+        return usual and self.shares_outputs and not self.outputs and not described
+
     def scores(self, x: Tree, t: Hashable | None) -> Any:
         """The outputs for x without those of other tasks: (n, classes) for classes."""
         return masked(self.evaluated(x, t), self.mask(t))
@@ -504,6 +513,7 @@ class Learner(Keeping, ABC):
 
     def _follow_network(self) -> None:
         """Let the optimizer follow a network whose layers were replaced or widened."""
+        self._parts = list(self.network.modules())
         everything = list(self.network.parameters())
         learning = [w.requires_grad for w in everything]
         if len(learning) == len(self._learning) and learning != self._learning:

@@ -47,6 +47,9 @@ class Stepping:
     steps: int
     #: The processes that train the network together; None for this one alone.
     processes: Processes | None
+    #: The network's parameters that learn, and its modules, when it was last looked at.
+    _followed: list[nn.Parameter]
+    _parts: list[nn.Module]
 
     def prepare_steps(
         self,
@@ -78,6 +81,7 @@ class Stepping:
         self._taken = False  # whether a step was taken for this mini-batch
         self._noted: list[tuple[Tensor, Tensor]] = []
         self._undo: list[Callable[[], None]] = []
+        self._parts = list(network.modules())
         self._has_buffers = any(True for _ in network.buffers())
         #: Whether the network draws random numbers as it learns, as far as one can see.
         self.is_random = any(_is_random(part) for part in network.modules())
@@ -89,7 +93,7 @@ class Stepping:
 
     @property
     def device(self) -> torch.device:
-        return next(self.network.parameters()).device
+        return self._followed[0].device
 
     def module(self, t: Hashable | None) -> nn.Module:
         """The module that gives the outputs of task t."""
@@ -109,10 +113,11 @@ class Stepping:
             self._guard.look(loss, gradients)
         if self.clip is not None:
             clip_grad_norm_(weights, self.clip)
-        if self._guard is not None:
-            self._guard.hold(optimizers)
         for optimizer in optimizers:
-            optimizer.step()
+            if self._guard is None:
+                optimizer.step()
+            else:
+                self._guard.step(optimizer)
 
     def look(self, loss: Tensor) -> None:
         """Let a loss that nothing descends along be as `descend` asks for."""
@@ -200,7 +205,7 @@ class Stepping:
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
                 self.graphed.forget()
-            modes = tuple(part.training for part in self.network.modules())
+            modes = tuple([part.training for part in self._parts])
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
         self._watch(t, leaves(inputs[0])[0].device)
         self._taken = True
@@ -332,22 +337,19 @@ class Stepping:
     def own_randomness(self) -> Iterator[None]:
         """Random numbers drawn inside come from the learner's generator."""
         with GENERATOR:
-            yield from self._with_own_generator()
-
-    def _with_own_generator(self) -> Iterator[None]:
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._randomness)
-        try:
-            if self.is_random and self.device.type == "cuda":
-                # A GPU has a generator of its own, which is seeded from the learner's.
-                with torch.random.fork_rng([self.device]):
-                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+            outside = torch.get_rng_state()
+            torch.set_rng_state(self._randomness)
+            try:
+                if self.is_random and self.device.type == "cuda":
+                    # A GPU has a generator of its own, which is seeded from the learner's.
+                    with torch.random.fork_rng([self.device]):
+                        torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+                        yield
+                else:
                     yield
-            else:
-                yield
-            self._randomness = torch.get_rng_state()  # not after an error
-        finally:
-            torch.set_rng_state(outside)
+                self._randomness = torch.get_rng_state()  # not after an error
+            finally:
+                torch.set_rng_state(outside)
 
 
 def _is_random(part: nn.Module) -> bool:

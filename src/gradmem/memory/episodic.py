@@ -226,7 +226,7 @@ class EpisodicMemory:
         """Raise what `add` would raise, and change nothing."""
         known = self._places[t][0].kind if t in self._places else None
         plain = isinstance(x, Tensor) and isinstance(y, Tensor)  # the usual case, looked at at once
-        if plain and known == (kind(x), kind(y)) and len(x) == len(y) > 0:
+        if plain and known == (kind(x), kind(y)) and size(x) == size(y) > 0:
             return
         if (n := check("x", x)) != (labels := check("y", y)):
             raise ValueError(f"x and y must be equally many, got {n} inputs and {labels} labels")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from gradmem.cuda.copies import copy_together
 from gradmem.memory.policies import Offer, Policy, Row
 from gradmem.memory.stack import Stack, share_dtype
 from gradmem.trees import Kind, Tree, kind, leaves, size, take, tree_map
@@ -78,7 +79,9 @@ class Rows:
         """Write what the policy keeps of an offer into a row."""
         filled, row.offer = row.count, offer
         for part, slot in policy.places(row, len(offer), generator):
-            self._write(row, slot, take(offer.x, part), take(offer.y, part))
+            whole = part.stop - part.start == len(offer)
+            x, y = (tree if whole else take(tree, part) for tree in (offer.x, offer.y))
+            self._write(row, slot, x, y)
             filled = max(filled, slot + part.stop - part.start)
         row.offer = None
         row.seen += len(offer)
@@ -222,10 +225,10 @@ class Rows:
         return x, y
 
     def _write(self, row: Row, slot: int, x: Tree, y: Tree) -> None:
-        start = row.start + slot
-        for mine, given in ((self.x, x), (self.y, y)):
-            for leaf, new in zip(leaves(mine), leaves(given), strict=True):
-                leaf[start : start + len(new)] = new.detach()
+        first = row.start + slot
+        sources = [new.detach() for new in (*leaves(x), *leaves(y))]
+        room = zip((*leaves(self.x), *leaves(self.y)), sources, strict=True)
+        copy_together([leaf.narrow(0, first, new.shape[0]) for leaf, new in room], sources)
 
     def _filled(self, row: Row, copied: Callable[[Tensor], Tensor]) -> tuple[Tree, Tree]:
         span = slice(row.start, row.start + row.count)

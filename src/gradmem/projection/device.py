@@ -25,7 +25,7 @@ MOST = 127
 #: How far a solution may be off, relative to |g| and a constraint's length.
 TOLERANCE = 1e-9
 #: Rows in a kernel's block → columns in it, programs, warps: measured on an H200.
-GRAM = {16: (16, 264, 4), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
+GRAM = {16: (16, 528, 2), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
 PRODUCTS = (16, 64, 66, 4)  # with the rows of a program
 APPLY = {16: (64, 264, 4), 32: (64, 264, 4), 64: (64, 264, 4), 128: (32, 264, 4)}
 
