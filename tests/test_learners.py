@@ -312,3 +312,26 @@ def test_ewc_takes_batch_statistics(fisher):
     for t in "ab":
         learner.observe(torch.randn(6, 4), t, torch.arange(6) % 3)
     assert network[1].training
+
+
+@pytest.mark.parametrize("options", [{}, {"average": 0.9, "glances": 2}], ids=str)
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_no_autograd_graph_is_alive_when_a_step_begins(kind, options, monkeypatch):
+    """Else autograd's nodes stay on their stream, and no CUDA graph can be recorded on another."""
+    learner = kind(gm.mlp([6, 8, 8, 6], seed=0), lr=0.05, **options)
+    call, alive = type(learner.graphed).__call__, []
+
+    def looking(self, key, step, *inputs):
+        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+        alive.extend(one for one in tensors if one.grad_fn is not None)
+        return call(self, key, step, *inputs)
+
+    monkeypatch.setattr(type(learner.graphed), "__call__", looking)
+    gc.freeze()  # what there is already is not looked at
+    try:
+        for t in (0, 1, 0):
+            for some in torch.arange(12).split(6):
+                learner.observe(torch.linspace(-1, 1, 12 * 6).view(12, 6)[some] + t, t, some % 6)
+    finally:
+        gc.unfreeze()
+    assert not alive

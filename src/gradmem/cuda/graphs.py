@@ -60,14 +60,14 @@ class GraphedSteps:
     def __call__(self, key: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
         """Take a step and return its loss. Inputs are trees of tensors, or None."""
         if not self.records(inputs[0]):
-            return step(*inputs)[0]  # type: ignore[no-any-return]
+            return _loss(step(*inputs))
         key = (key, *(None if tree is None else _shapes(tree) for tree in inputs))
         if key not in self._graphs:
             if key not in self._known:
                 self._known.add(key)
-                return step(*inputs)[0]  # type: ignore[no-any-return]
+                return _loss(step(*inputs))
             if not self._record(key, step, inputs):
-                return step(*inputs)[0]  # type: ignore[no-any-return]
+                return _loss(step(*inputs))
         else:
             self._unused = 0
         graph, own, (loss, *_) = self._graphs[key]
@@ -137,6 +137,16 @@ class GraphedSteps:
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+def _loss(kept: tuple[Any, ...]) -> Tensor | None:
+    """A step's loss without its autograd graph.
+
+    A graph that stays alive keeps autograd's nodes of the parameters on the stream where they were
+    made, and no later step can be recorded on another one.
+    """
+    loss: Tensor | None = kept[0]
+    return None if loss is None else loss.detach()
 
 
 def _shapes(tree: Tree) -> tuple[Any, ...]:

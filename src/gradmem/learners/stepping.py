@@ -331,7 +331,7 @@ class Stepping:
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note what is about to be changed in place: it is put back if `learn` raises."""
-        self._noted += [(tensor, tensor.clone()) for tensor in tensors]
+        self._noted += [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     @contextmanager
     def own_randomness(self) -> Iterator[None]:
