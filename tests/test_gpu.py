@@ -19,6 +19,7 @@ from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import _in_one_pass, batched_gradients
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.thin import keeps_zeros
+from gradmem.learners.one_by_one import chain_steps
 from gradmem.learners.replay import Replay
 from gradmem.memory import Stack
 from gradmem.projection.host import project_on_host
@@ -341,6 +342,25 @@ def test_dropout_is_governed_by_the_learners_seed():
         return [w.detach().clone() for w in network.parameters()]
 
     assert all(torch.equal(one, other) for one, other in zip(once(), once(), strict=True))
+
+
+@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+def test_graphs_change_nothing_for_what_dropout_draws(kind):
+    networks = []
+    for graphs in (True, False):
+        network = nn.Sequential(*gm.mlp([6, 8, 8, 5], seed=0)[:4], nn.Dropout(0.3), nn.Linear(8, 5))
+        torch.nn.init.constant_(network[-1].weight, 0.1)
+        torch.nn.init.zeros_(network[-1].bias)
+        for net, more in ((network, {}), (gm.mlp([6, 8, 8, 5]), {"input_dropout": 0.3})):
+            learner = kind(net.cuda(), lr=0.05, graphs=graphs, seed=3, **more)
+            for t in (0, 1, 0):
+                x = torch.linspace(-1, 1, 18 * 6, device="cuda").view(18, 6) + t
+                for some in torch.arange(18, device="cuda").split(6):
+                    learner.observe(x[some], t, some % 5)
+            assert bool(learner.graphed._graphs) == graphs
+            networks.append([w.detach().clone() for w in learner.module(0).parameters()])
+    for with_graphs, without in zip(networks[:2], networks[2:], strict=True):
+        torch.testing.assert_close(with_graphs, without)
 
 
 def test_a_run_on_the_gpu_is_as_good_as_one_on_the_cpu():
@@ -851,3 +871,25 @@ def test_several_tensors_are_copied_as_one_by_one():
         targets = [torch.zeros_like(source) for source in some]
         copy_together(targets, some)
         assert all(torch.equal(*pair) for pair in zip(targets, some, strict=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(784, 100, 100, 10), (20, 12, 7, 5), (20, 8, 5), (20, 300, 8, 5)]
+)
+def test_steps_on_single_examples_are_those_of_a_cpu(sizes, masked):
+    """In one kernel for three small layers, else by torch; more examples than a kernel takes."""
+    torch.manual_seed(0)
+    x, y = torch.randn(150, sizes[0]) / 10, torch.randint(5, (150,))
+    masks = None
+    if masked:
+        masks = torch.rand(150, sizes[-1]) > 0.4
+        masks[torch.arange(150), y] = True
+    networks = []
+    for device in ("cpu", "cuda"):
+        network = gm.mlp(sizes, seed=0).to(device)
+        own = None if masks is None else masks.to(device)
+        rate = torch.tensor(0.05, device=device)
+        chain_steps(network, x.to(device), y.to(device), own, rate)
+        networks.append([w.detach().cpu() for w in network.parameters()])
+    torch.testing.assert_close(*networks, rtol=1e-4, atol=1e-5)
