@@ -9,20 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from gradmem.benchmarks.data_sets import DATA_SETS, OTHER, kind_of_data
 from gradmem.cli import options
 from gradmem.cli.console import say
 from gradmem.cli.sweep_display import SweepDisplay
 from gradmem.evaluation.result_folder import check_folder
 from gradmem.reproduction.compare import compare
-from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load
 from gradmem.reproduction.numbers import numbers
 from gradmem.reproduction.page import summary, write_reproduction
 from gradmem.reproduction.plan import (
     BENCHMARKS,
-    DATA_SETS,
     LEARNERS,
-    OTHER,
     PARTS,
     Conditions,
     Setting,
