@@ -7,7 +7,7 @@ value for each setting nothing is searched, and the runs to report are made at o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = ["ENTRIES", "Entry", "Grid", "Size"]
@@ -40,8 +40,8 @@ class Entry:
         What the benchmark takes and this entry has otherwise: `{"batch_size": 1}`.
     notes
         What differs from how it was published, in a sentence or two.
-    part_of
-        For an ablation: the entry that this one is without a part of.
+    part_of, changes
+        For an ablation, see `without`.
     """
 
     name: str
@@ -51,6 +51,15 @@ class Entry:
     stream: Mapping[str, Any] = field(default_factory=dict)
     notes: str = ""
     part_of: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def without(self, name: str, **changes: Any) -> Entry:
+        """This entry without one of its parts, for an ablation.
+
+        It is run with the settings that are chosen for the whole, but for the changes, and shown
+        beside the whole: `OURS.without("ours without average", average=None)`.
+        """
+        return replace(self, name=name, part_of=self.name, changes=changes, notes="")
 
     def grid(self, benchmark: str, memories: int | None) -> Grid | None:
         """The values to try in a column; None if the entry is not in it."""

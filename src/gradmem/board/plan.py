@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradmem import published
 from gradmem.benchmarks.data_sets import DATA_SETS, OTHER, SAMPLE
 from gradmem.benchmarks.lookup import find_benchmark
 from gradmem.board.entries import ENTRIES, Entry
@@ -75,6 +76,10 @@ class Conditions:
     def size(self, benchmark: str) -> dict[str, Any]:
         """The number of tasks and of examples of each."""
         usual = find_benchmark(benchmark).options
+        usual = {
+            **usual,
+            **{k: v for k, v in published.settings().get(benchmark, {}).items() if k in usual},
+        }
         names = ("n_tasks", "examples_per_task")
         return {name: getattr(self, name) or usual[name] for name in names}
 
@@ -120,6 +125,12 @@ class Cell:
         return {self.entry.memory: [max(1, self.column.memories // share)]}
 
     @property
+    def whole(self) -> Cell:
+        """For an ablation the cell of the whole entry, elsewhere this one."""
+        part_of = self.entry.part_of
+        return self if part_of is None else Cell(self.column, ENTRIES[part_of])
+
+    @property
     def is_searched(self) -> bool:
         """Whether there is more than one setting to try."""
         return math.prod(map(len, self.grid(1).values())) > 1
@@ -139,12 +150,16 @@ class Cell:
             common={**conditions.common(benchmark), **self.entry.stream},
         )
 
-    def fixed(self, conditions: Conditions, seeds: int | None = None) -> list[Experiment]:
-        """The runs to report of a cell in which there is nothing to choose."""
-        sweep = self.sweep(conditions, seeds)
-        benchmark, learner = self.column.benchmark, next(iter(sweep.grids[self.column.benchmark]))
-        (settings,) = sweep.settings(benchmark, learner)
-        return sweep.final([(benchmark, learner, settings)])
+    def settings(self, conditions: Conditions) -> list[dict[str, Any]]:
+        """All settings to try."""
+        return self.sweep(conditions).settings(self.column.benchmark, self.entry.learner)
+
+    def final(
+        self, settings: Mapping[str, Any], conditions: Conditions, seeds: int | None = None
+    ) -> list[Experiment]:
+        """The runs to report, with settings that were chosen for the whole entry."""
+        own = (self.column.benchmark, self.entry.learner, {**settings, **self.entry.changes})
+        return self.sweep(conditions, seeds).final([own])
 
 
 def final_seeds(benchmark: str, seeds: int | None = None) -> tuple[int, ...]:

@@ -56,23 +56,25 @@ def make_cells(
     Returns what failed, with its error.
     """
     board = _Board(Path(out), conditions, seeds, on_event, on_finished)
-    searched = {cell: cell.sweep(conditions).experiments() for cell in cells if cell.is_searched}
-    fixed = {cell: cell.fixed(conditions, seeds) for cell in cells if not cell.is_searched}
-    every = [run for runs in (*fixed.values(), *searched.values()) for run in runs]
+    wholes = dict.fromkeys(cell.whole for cell in cells)
+    searched = {cell: cell.sweep(conditions).experiments() for cell in wholes if cell.is_searched}
+    fixed = [cell for cell in cells if cell.whole not in searched]
+    for cell in fixed:
+        (settings,) = cell.settings(conditions)
+        board.plan(cell, settings)
+    # What takes longest comes first: learners with nothing to choose are the slow ones.
+    every = board.planned() + [run for runs in searched.values() for run in runs]
     check_settings(every, isinstance(executor, Elsewhere))
     with only_one(board.out, "board"):
-        board.final = fixed
-        # What takes longest comes first: learners with nothing to choose are the slow ones.
         failed = board.make("search", every, executor, retry_failed)
-        board.final = {}
-        for cell, planned in searched.items():
-            board.choose(cell, planned)
-        chosen = [run for runs in board.final.values() for run in runs]
-        failed += board.make("final", chosen, executor, retry_failed)
-        board.final |= fixed
+        chosen = {cell: board.choose(cell, planned) for cell, planned in searched.items()}
+        for cell in cells:
+            if (found := chosen.get(cell.whole)) is not None:
+                board.plan(cell, found)
+        failed |= board.make("final", board.planned(), executor, retry_failed)
         for cell in cells:
             board.tell(cell)
-    return failed
+    return list(failed.values())
 
 
 class _Board:
@@ -92,25 +94,35 @@ class _Board:
         self.final: dict[Cell, list[Experiment]] = {}
         self.searched: dict[Cell, Searched] = {}
 
+    def plan(self, cell: Cell, settings: dict[str, Any]) -> None:
+        """Plan the runs to report of a cell."""
+        self.final[cell] = cell.final(settings, self.conditions, self.seeds)
+
+    def planned(self) -> list[Experiment]:
+        return [run for runs in self.final.values() for run in runs]
+
     def make(
         self, name: str, runs: list[Experiment], executor: Executor, retry_failed: bool
-    ) -> list[tuple[Experiment, str]]:
-        cells = {run.key: cell for cell, found in self.final.items() for run in found}
+    ) -> dict[str, tuple[Experiment, str]]:
+        """Make runs; those that failed, with their errors."""
+        cells: dict[str, list[Cell]] = {}
+        for cell, found in self.final.items():
+            for run in found:
+                cells.setdefault(run.key, []).append(cell)
 
         def report(event: Event) -> None:
-            if event.experiment is not None and event.experiment.key in cells:
-                self.tell(cells[event.experiment.key])
+            if event.experiment is not None:
+                for cell in cells.get(event.experiment.key, ()):
+                    self.tell(cell)
             if self.on_event:
                 self.on_event(event)
 
-        if not runs:
-            return []
         once = list({run.key: run for run in runs}.values())
         phase = Phase(self.store, executor, retry_failed, report)
-        return list(phase.make(name, [Round(once)]).values())
+        return phase.make(name, [Round(once)]) if once else {}
 
-    def choose(self, cell: Cell, planned: list[Experiment]) -> None:
-        """Plan the runs to report of a cell whose search is done; none if nothing finished."""
+    def choose(self, cell: Cell, planned: list[Experiment]) -> dict[str, Any] | None:
+        """The best settings of a cell whose search is done; None if none of them finished."""
         sweep = cell.sweep(self.conditions, self.seeds)
         tried: dict[str, tuple[dict[str, Any], list[float | None]]] = {}
         for one in planned:
@@ -120,10 +132,11 @@ class _Board:
         self.searched[cell] = Searched(
             sweep.seeds, sweep.held_out, tuple((s, tuple(accs)) for s, accs in tried.values())
         )
-        for best in choose(self.store, planned, len(sweep.seeds)):
-            self.final[cell] = sweep.final([(best.benchmark, best.learner, best.settings)])
+        best = choose(self.store, planned, len(sweep.seeds))
+        return best[0].settings if best else None
 
     def tell(self, cell: Cell) -> None:
+        """Hand on the runs to report that are there."""
         keys = [run.key for run in self.final.get(cell, ())]
         runs = [self.store.run(key) for key in keys if self.store.is_finished(key)]
         if runs and self.on_finished is not None:

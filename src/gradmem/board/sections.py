@@ -97,7 +97,7 @@ def points(rows: Sequence[Kept]) -> list[Point]:
     """A column's rows as points of a picture."""
     return [
         Point(
-            _name(one),
+            title(one.entry),
             one.entry,
             one.estimate("acc"),
             {text: one.per_example(cost) for cost, text in COSTS.items()},
@@ -211,7 +211,7 @@ def published_numbers(kept: Sequence[Kept]) -> str:
 def searches(kept: Sequence[Kept]) -> str:
     """What settings were chosen from, and how the chosen ones did where they were chosen."""
     lines = []
-    for one in sorted(kept, key=_place):
+    for one in sorted(filter(_is_row, kept), key=_place):
         cells = [column_title(one.column), title(one.entry)]
         if one.tried:
             sound = [s for s in one.tried if None not in s["acc"]]
@@ -220,14 +220,15 @@ def searches(kept: Sequence[Kept]) -> str:
             cells += [str(len(one.tried)), str(len(one.tried) - len(sound)), acc]
         else:
             cells += ["one, not searched", "–", "–"]
-        lines.append([*cells, measured(one.estimate("acc"), ".3f"), _notes(one)])
+        lines.append([*cells, measured(one.estimate("acc"), ".3f")])
     headings = ["column", "learner", "settings tried", "of these failed"]
-    headings += ["held-out ACC of the chosen", "test ACC", "notes"]
+    headings += ["held-out ACC of the chosen", "test ACC"]
     return paragraphs(
         "## How settings were chosen",
         "On held-out data, by the mean over the seeds that were tried. The test sets had no part "
         "in it. Held-out and test ACC are of other seeds and other numbers of training examples.",
         table(headings, lines),
+        *_notes(kept),
     )
 
 
@@ -303,9 +304,12 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
-def _notes(one: Kept) -> str:
-    entry = ENTRIES.get(one.entry)
-    return literal(entry.notes) if entry is not None and entry.notes else "–"
+def _notes(kept: Sequence[Kept]) -> list[str]:
+    """What is to be said about entries, a line for each."""
+    there = {one.entry for one in kept}
+    notes = [(name, entry.notes) for name, entry in ENTRIES.items() if name in there]
+    lines = [f"- {title(name)}: {literal(text)}" for name, text in notes if text]
+    return ["About the learners:", "\n".join(lines)] if lines else []
 
 
 def _machines(rows: Sequence[Kept]) -> dict[str, str]:

@@ -13,8 +13,13 @@ from gradmem.reports.summary import Estimate
 
 __all__ = ["Point", "draw_frontier", "frontier"]
 
-#: Where a name may stand, in points from its mark: to the right, then above and below, then left.
-PLACES = [(x, y) for x in (7, -7) for y in (0, 9, -9, 18, -18, 27, -27, 36, -36, 45, -45)]
+#: Where a name may stand, in points from its mark: the nearer the better, rather to the right.
+PLACES = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27, 36, -36, 45, -45) for x in (7, -7)]
+
+#: The line from a mark to a name that is not next to it.
+LEADER: dict[str, Any] = {
+    "arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3
+}  # fmt: skip
 
 #: Width and height of a letter, in points.
 LETTER = (4.7, 9.0)
@@ -71,7 +76,9 @@ def draw_frontier(
         axes.plot(
             [point.costs[cost] for point in line],
             [point.score.mean for point in line],
-            color="0.6",
+            color="0.7",
+            linestyle="--",
+            linewidth=1,
             drawstyle="steps-post",
             zorder=1,
         )
@@ -89,7 +96,10 @@ def draw_frontier(
 
 def _name_points(axes: Any, points: Sequence[Point], cost: str) -> None:
     """Write each name beside its mark, where it covers no other."""
+    from matplotlib.patheffects import withStroke
+
     scale = 72 / axes.figure.dpi
+    left, right = (scale * edge for edge in (axes.bbox.x0, axes.bbox.x1))
     marks = {
         point: tuple(scale * axes.transData.transform((point.costs[cost], point.score.mean)))
         for point in points
@@ -99,7 +109,8 @@ def _name_points(axes: Any, points: Sequence[Point], cost: str) -> None:
         x, y = marks[point]
         text = short(point.name, 30)
         boxes = [_box(text, x + dx, y + dy, dx < 0) for dx, dy in PLACES]
-        free = [i for i, box in enumerate(boxes) if not any(_meet(box, one) for one in taken)]
+        inside = [i for i, box in enumerate(boxes) if left < box[0] and box[2] < right]
+        free = [i for i in inside if not any(_meet(boxes[i], one) for one in taken)]
         chosen = free[0] if free else 0
         taken.append(boxes[chosen])
         dx, dy = PLACES[chosen]
@@ -111,7 +122,9 @@ def _name_points(axes: Any, points: Sequence[Point], cost: str) -> None:
             fontsize=8,
             ha="right" if dx < 0 else "left",
             va="center",
-            arrowprops={"arrowstyle": "-", "color": "0.7", "lw": 0.5} if abs(dy) > 9 else None,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            zorder=4,
+            arrowprops=None if abs(dy) <= 9 else LEADER | {"relpos": (float(dx < 0), 0.5)},
         )
 
 
