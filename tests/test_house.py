@@ -21,7 +21,7 @@ FLOORS = [
     {"benchmarks", "integrations"},
     {"runs"},
     {"sweeps", "reports"},
-    {"reproduction"},
+    {"reproduction", "board"},
     {"cli"},
     {"__main__"},
 ]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gradmem.benchmarks import BENCHMARKS
+from gradmem.benchmarks.data_sets import kind_of_data
 from gradmem.data import load_mnist
 from gradmem.files import write_json
 from gradmem.learners import LEARNERS
-from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load
 from gradmem.reproduction.numbers import Number, numbers, second_values
 from gradmem.reproduction.page import page_text

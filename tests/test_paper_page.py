@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from gradmem.published import appendix_b
-from gradmem.reports import Estimate
+from gradmem.reports import Estimate, next_run
 from gradmem.reproduction.compare import (
     INSIDE,
     OUTSIDE,
     compare,
     compare_cells,
-    next_run,
     reasons,
 )
 from gradmem.reproduction.kept import keep, load

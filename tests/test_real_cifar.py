@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gradmem as gm
+from gradmem.benchmarks.data_sets import kind_of_data
 from gradmem.data import cifar, load_cifar100
 from gradmem.data.archive import read_members
-from gradmem.reproduction.data import kind_of_data
 from tests.cifar import python2_pickle
 from tests.memory import growth, measured
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import gradmem as gm
-from gradmem.reproduction.data import kind_of_data
+from gradmem.benchmarks.data_sets import kind_of_data
 from tests.memory import growth, measured
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ def test_twenty_tasks_stay_under_a_gigabyte(benchmark):
     """The whole process: 20 × 11,000 images, the 70,000 they come from, and torch itself."""
     code = f"""
 import gradmem as gm
-from gradmem.reproduction.data import kind_of_data
+from gradmem.benchmarks.data_sets import kind_of_data
 continuum = gm.{benchmark}()
 assert continuum.n_examples == 20_000 and len(continuum) == 2_000
 assert [len(test) for test in continuum.tests.values()] == [10_000] * 20

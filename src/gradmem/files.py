@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["misfit", "plain", "read_json", "replace_whole", "write_json", "write_whole"]
+__all__ = [
+    "check_texts",
+    "misfit",
+    "plain",
+    "read_json",
+    "replace_whole",
+    "write_json",
+    "write_whole",
+]
 
 #: The most that is read of a JSON file: bytes, values, and lists or dictionaries in each other.
 #: A result with 100,000 points of 20 learning curves has 2 million values, in 40 million bytes.
@@ -78,6 +86,17 @@ def misfit(value: Any, shape: Any, name: str = "it") -> str | None:
             return f"{name} has no {', '.join(missing)}"
         parts = [(value[key], shape[key], f"{key} in {name}") for key in shape]
     return next(filter(None, (misfit(*part) for part in parts)), None)
+
+
+def check_texts(value: Any) -> None:
+    """Raise ValueError if a text could be more than text in a page or on a terminal."""
+    if isinstance(value, dict):
+        check_texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            check_texts(item)
+    elif isinstance(value, str) and not (value.isprintable() and set(value).isdisjoint("<|`")):
+        raise ValueError(f"it has a text that is not plain: {value!a:.100}")
 
 
 def _refuse(constant: str) -> Any:

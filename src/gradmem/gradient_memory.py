@@ -326,6 +326,13 @@ class GradientMemory:
             return False
         return sum(map(len, past)) > self.shortlist.most
 
+    def examples_in(self, past: list[Stack] | Past) -> int:
+        """How many remembered examples some constraints have; of several processes, this one's."""
+        if isinstance(past, Past):
+            assert self.processes is not None
+            return int(past.counts[self.processes.rank].sum())
+        return sum(sum(stack.counts) for stack in past)
+
     def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
         """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
 

@@ -24,7 +24,12 @@ from typing import Any
 
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.benchmarks.cifar import CIFAR100_INCREMENTAL
-from gradmem.benchmarks.mnist import MNIST_COMPOSED, MNIST_PERMUTATIONS, MNIST_ROTATIONS
+from gradmem.benchmarks.mnist import (
+    MNIST_COMPOSED,
+    MNIST_MANY_PERMUTATIONS,
+    MNIST_PERMUTATIONS,
+    MNIST_ROTATIONS,
+)
 from gradmem.learners import LEARNERS, Learner
 from gradmem.validation import one_of
 
@@ -51,7 +56,13 @@ LearnerKind = Callable[..., Learner]
 #: Every benchmark of gradmem by its name.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
-    for benchmark in (MNIST_ROTATIONS, MNIST_PERMUTATIONS, CIFAR100_INCREMENTAL, MNIST_COMPOSED)
+    for benchmark in (
+        MNIST_ROTATIONS,
+        MNIST_PERMUTATIONS,
+        MNIST_MANY_PERMUTATIONS,
+        CIFAR100_INCREMENTAL,
+        MNIST_COMPOSED,
+    )
 }
 
 #: Stands in the reference of a part that no other process can import.

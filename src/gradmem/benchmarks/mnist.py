@@ -22,9 +22,11 @@ from gradmem.validation import non_negative_int, positive_int
 
 __all__ = [
     "MNIST_COMPOSED",
+    "MNIST_MANY_PERMUTATIONS",
     "MNIST_PERMUTATIONS",
     "MNIST_ROTATIONS",
     "mnist_composed",
+    "mnist_many_permutations",
     "mnist_permutations",
     "mnist_rotations",
 ]
@@ -137,6 +139,25 @@ def mnist_permutations(
     return _mnist(permuted, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
 
+def mnist_many_permutations(
+    n_tasks: int = 100,
+    examples_per_task: int = 200,
+    batch_size: int = 10,
+    epochs: int = 1,
+    order: Order = None,
+    seed: int = 0,
+    data: Data = None,
+) -> Continuum:
+    """`mnist_permutations` with five times as many tasks, each with a fifth of the examples.
+
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`.
+    """
+    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
 def mnist_composed(
     n_tasks: int = 20,
     examples_per_task: int = 1000,
@@ -194,6 +215,19 @@ def mnist_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> n
 MNIST_ROTATIONS = paper_benchmark("mnist-rotations", mnist_rotations, mnist_network)
 
 MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, mnist_network)
+
+
+# The settings of permutations; as many memories in all are fewer for each of the tasks.
+MNIST_MANY_PERMUTATIONS = Benchmark(
+    "mnist-many-permutations",
+    mnist_many_permutations,
+    mnist_network,
+    {
+        name: {**settings, **({"memories": 51} if name in ("gem", "agem") else {})}
+        for name, settings in MNIST_PERMUTATIONS.settings.items()
+    },
+    grid=MNIST_PERMUTATIONS.grid,
+)
 
 
 def composed_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:

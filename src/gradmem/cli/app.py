@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gradmem.cli import options
+from gradmem.cli.board import board_command
 from gradmem.cli.console import say, shown
 from gradmem.cli.demo import demo_command
 from gradmem.cli.doctor import doctor_command
@@ -38,7 +39,7 @@ FIRST = "See it work"
 TRAIN = "Train and compare"
 READ = "Look at results"
 KNOW = "Know what there is"
-PAPER = "Make the paper's numbers again"
+PAPER = "Make published numbers again"
 
 app.command("demo", rich_help_panel=FIRST)(demo_command)
 app.command("doctor", rich_help_panel=FIRST)(doctor_command)
@@ -50,6 +51,7 @@ app.command("learners", rich_help_panel=KNOW)(learners_command)
 app.command("benchmarks", rich_help_panel=KNOW)(benchmarks_command)
 app.command("data", rich_help_panel=KNOW)(data_command)
 app.command("paper", rich_help_panel=PAPER)(paper_command)
+app.command("board", rich_help_panel=PAPER)(board_command)
 
 #: Whether errors are shown with a traceback.
 _debug = False

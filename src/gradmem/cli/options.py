@@ -14,6 +14,7 @@ import typer
 
 from gradmem.benchmarks import lookup
 from gradmem.learners import LEARNERS
+from gradmem.validation import one_of
 
 __all__ = [
     "ANY_OPTION",
@@ -41,6 +42,8 @@ __all__ = [
     "assignments",
     "names_in",
     "read_settings",
+    "repeated",
+    "some_of",
     "takes_stream",
     "what",
     "where",
@@ -235,6 +238,24 @@ def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
 def names_in(text: str) -> list[str]:
     """Names with commas between them, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def some_of(what: str, text: str, known: Iterable[str]) -> list[str]:
+    """Those of the known names that a text has, in their own order."""
+    asked = [one_of(what, name, known) for name in names_in(text)]
+    return [name for name in known if name in asked]
+
+
+def repeated(words: Iterable[str], options: Mapping[str, Any]) -> str:
+    """The command that repeats runs: its words, and options with their values, None for none.
+
+    The folder of the data is no part of it, nor is a device that is the usual one.
+    """
+    usual = {"--device": "cpu"}
+    found = {name: value for name, value in options.items() if value != usual.get(name)}
+    if found.get("--data") != "sample":
+        found.pop("--data", None)
+    return " ".join([*words, *(f"{name} {value}" for name, value in found.items())])
 
 
 def absolute(stream: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gradmem.benchmarks.data_sets import DATA_SETS, OTHER, kind_of_data
 from gradmem.cli import options
 from gradmem.cli.console import say
-from gradmem.cli.sweep_display import SweepDisplay
+from gradmem.cli.sweep_display import SweepDisplay, say_failed, stoppable
 from gradmem.evaluation.result_folder import check_folder
 from gradmem.reproduction.compare import compare
-from gradmem.reproduction.data import kind_of_data
 from gradmem.reproduction.kept import keep, load
 from gradmem.reproduction.numbers import numbers
 from gradmem.reproduction.page import summary, write_reproduction
 from gradmem.reproduction.plan import (
     BENCHMARKS,
-    DATA_SETS,
     LEARNERS,
-    OTHER,
     PARTS,
     Conditions,
     Setting,
@@ -102,7 +99,7 @@ def paper_command(
         raise ValueError("--grid is for all learners; for some: gradmem sweep --learners …")
     chosen = _parts(parts or ["all"])
     names = _benchmarks(benchmarks, device)
-    who = list(LEARNERS) if learners is None else _of("learner", learners, LEARNERS)
+    who = list(LEARNERS) if learners is None else options.some_of("learner", learners, LEARNERS)
     conditions = Conditions(device=device, precision=precision, **options.absolute(stream))
     settings = settings_of(chosen, names, who)
     if not settings:
@@ -144,19 +141,11 @@ class _Paper:
         for name, kind in self.kinds.items():
             if kind == OTHER:
                 say(f"{name}: other data than the paper's, so that nothing is compared.")
-        with SweepDisplay() as display:
-            try:
-                runs, failed = self._run(settings, display)
-                for name in self.kinds if grid else ():
-                    self._search(name, display)
-            except KeyboardInterrupt:
-                display.stop()
-                say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
-                raise typer.Exit(130) from None
-        for experiment, error in failed:
-            say(f"{experiment.key} failed: {error}")
-        if failed:
-            say("What failed is missing below. --retry-failed runs it again.")
+        with stoppable() as display:
+            runs, failed = self._run(settings, display)
+            for name in self.kinds if grid else ():
+                self._search(name, display)
+        say_failed(failed)
         if not runs:
             raise FloatingPointError("no run finished")
 
@@ -208,13 +197,7 @@ def _benchmarks(text: str | None, device: str) -> list[str]:
         # On a CPU, ResNets take days.
         cuda = device.startswith("cuda")
         return [name for name in BENCHMARKS if cuda or DATA_SETS[name] == "mnist"]
-    return _of("benchmark", text, BENCHMARKS)
-
-
-def _of(what: str, text: str, known: Iterable[str]) -> list[str]:
-    """Those that a text names, in the paper's order."""
-    asked = [one_of(what, name, known) for name in options.names_in(text)]
-    return [name for name in known if name in asked]
+    return options.some_of("benchmark", text, BENCHMARKS)
 
 
 def _command(
@@ -231,13 +214,12 @@ def _command(
         words.append(f"--benchmarks {','.join(names)}")
     if len(learners) < len(LEARNERS):
         words.append(f"--learners {','.join(learners)}")
-    words.append(f"--seeds {seeds}")
-    options = {
+    typed = {
+        "--seeds": seeds,
         "--tasks": conditions.n_tasks,
         "--examples": conditions.examples_per_task,
         "--precision": conditions.precision,
-        "--device": None if conditions.device == "cpu" else conditions.device,
-        "--data": conditions.data if conditions.data == "sample" else None,
+        "--device": conditions.device,
+        "--data": conditions.data,
     }
-    words += [f"{name} {value}" for name, value in options.items() if value is not None]
-    return " ".join([*words, "--grid"] if grid else words)
+    return options.repeated(words, typed) + " --grid" * grid

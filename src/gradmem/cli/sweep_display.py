@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import typer
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
@@ -13,10 +16,11 @@ from rich.table import Table
 from gradmem.benchmarks import lookup
 from gradmem.cli.console import console, say
 from gradmem.files import plain
+from gradmem.runs.experiment import Experiment
 from gradmem.runs.read_folder import Failure
 from gradmem.sweeps import Choice, Event
 
-__all__ = ["SweepDisplay", "choices_table"]
+__all__ = ["SweepDisplay", "choices_table", "say_failed", "stoppable"]
 
 #: Seconds between lines where there is no terminal.
 SECONDS_BETWEEN_LINES = 10.0
@@ -80,6 +84,26 @@ class SweepDisplay:
             for choice in event.best:
                 benchmark, learner, settings, acc, seeds = _cells(choice)
                 say(f"  best{so_far}: {benchmark}, {learner}, {settings}: ACC {acc}, {seeds} seeds")
+
+
+@contextmanager
+def stoppable() -> Iterator[SweepDisplay]:
+    """A display, in whose block Ctrl-C ends the command and says that it can go on."""
+    with SweepDisplay() as display:
+        try:
+            yield display
+        except KeyboardInterrupt:
+            display.stop()
+            say(f"Stopped after {display.done} runs, which are kept. The same command goes on.")
+            raise typer.Exit(130) from None
+
+
+def say_failed(failed: Sequence[tuple[Experiment, str]]) -> None:
+    """Say which runs failed, and how they are run again."""
+    for experiment, error in failed:
+        say(f"{experiment.key} failed: {error}")
+    if failed:
+        say("What failed is missing below. --retry-failed runs it again.")
 
 
 def choices_table(best: list[Choice], what: str) -> Table:

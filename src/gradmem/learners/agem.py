@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradmem.gradients import attach, loss_gradient, parameters, set_gradient
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
-from gradmem.learners.replay import drawn, in_batches
+from gradmem.learners.replay import drawn, examples_in, in_batches
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.projection import Projection
@@ -98,7 +98,9 @@ class AGEM(Learner):
             return loss.detach(), g
 
         def sample() -> list[Tree | None]:
-            return drawn(self.memory, others, self.sample, self.masks)
+            past = drawn(self.memory, others, self.sample, self.masks)
+            self.count(1, size(x) + examples_in(past))
+            return past
 
         loss = self.take("any task", t, step, x, y, self.mask(t), draw=sample)
         self.memory.put(x, t, y, self.mask(t))

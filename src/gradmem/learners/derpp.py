@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradmem.gradients import attach, masked
 from gradmem.learners.answers import fitted, labelled
 from gradmem.learners.objectives import objective_of
-from gradmem.learners.replay import Remembering, Replay, drawn, in_batches, mean_of
+from gradmem.learners.replay import Remembering, Replay, drawn, examples_in, in_batches, mean_of
 from gradmem.trees import Tree, size
 from gradmem.validation import non_negative, positive_int
 
@@ -103,6 +103,7 @@ class DERpp(Replay):
         def samples() -> list[Tree | None]:
             tasks = list(self.memory)
             one, other = (drawn(self.memory, tasks, self.sample, self.masks) for _ in range(2))
+            self.count(1, size(x) + examples_in(one) + examples_in(other))
             more = len(one) - len(other)  # one may have more kinds of examples
             return [*one, *[None] * -more, *other, *[None] * more]
 

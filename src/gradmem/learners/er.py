@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from gradmem.learners.replay import Remembering, Replay, drawn, in_batches, mean_of
+from gradmem.learners.replay import Remembering, Replay, drawn, examples_in, in_batches, mean_of
 from gradmem.trees import Tree, size
 from gradmem.validation import positive_int
 
@@ -62,7 +62,9 @@ class ER(Replay):
             return (losses[0].detach(),)
 
         def sample() -> list[Tree | None]:
-            return drawn(self.memory, list(self.memory), self.sample, self.masks)
+            past = drawn(self.memory, list(self.memory), self.sample, self.masks)
+            self.count(1, size(x) + examples_in(past))
+            return past
 
         loss = self.take("any task", t, step, x, y, self.mask(t), draw=sample)
         self.memory.put(x, t, y, self.mask(t))

@@ -108,6 +108,7 @@ class EWC(Learner):
         """Add the finished task's term to the penalty, and forget its examples."""
         x, y = self.memory[self.task]
         information = self._information(x, y)
+        self.count(0, size(y))
         self.note([*self.curvature, *self.weighted])
         for w, F, curvature, weighted in zip(
             self.weights, information, self.curvature, self.weighted, strict=True

@@ -131,8 +131,12 @@ class GEM(Learner):
         self.memory.check(x, t, y)
         past = self.constraints.others(t, self.masks, size(x))
 
+        selects = self.constraints.selects(past)
+
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
             chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
+            if selects:  # which differs from step to step: no graph repeats it
+                self.count(1, size(x) + self.constraints.examples_in(chosen))
             self.require_finite(loss, g)
             self.constraints.set_gradient(g)
             may_fail_late = not (g.is_cuda and isinstance(G, Tensor))
@@ -144,6 +148,9 @@ class GEM(Learner):
 
         if self.constraints.differs(past):
             self.graphed.enabled = False  # what is computed differs from step to step
+        if not selects:
+            each = size(x) + self.constraints.examples_in(past)
+            self.count(self.glances, self.glances * each)
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         mask = self.mask(t)
         loss = self.take(self.constraints.places(past), t, step, x, y, mask)

@@ -129,7 +129,12 @@ class ICaRL(Learner):
             self.descend(loss, self.optimizer)
             return (loss.detach(),)
 
-        loss = self.take("any task", t, step, x, y, self.mask(t), draw=self._drawn)
+        def rehearsed() -> Sequence[Tree | None]:
+            old = self._drawn()
+            self.count(1, size(x) + (self.rehearsed if old else 0))
+            return old
+
+        loss = self.take("any task", t, step, x, y, self.mask(t), draw=rehearsed)
         self.current.put(x, t, y)
         self.task = t
         return loss
@@ -275,6 +280,9 @@ class ICaRL(Learner):
         found = [with_last_inputs(self.network, partial(ask, batch)) for batch in batches]
         logits, features = (torch.cat(parts) for parts in zip(*found, strict=True))
         return logits, F.normalize(features.flatten(1), dim=1)
+
+    def statistics(self) -> dict[str, Any]:
+        return super().statistics() | {"memory_bytes": self.memory.bytes + self.current.bytes}
 
     def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
         """What the network gave for exemplars has no value for outputs that came later."""

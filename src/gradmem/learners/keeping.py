@@ -58,6 +58,7 @@ class Keeping(Stepping):
                 "settings": compared_settings(type(self), self.settings),
                 "steps": self.steps,
                 "examples": self.examples,
+                "costs": {"steps": self.updates, "example_gradients": self.example_gradients},
                 "skipped": self.skipped,
                 "classes": self._inputs.are_classes,
                 "randomness": self._randomness,
@@ -93,6 +94,9 @@ class Keeping(Stepping):
                 raise ValueError(f"the state does not fit this learner: {error}") from error
             self.steps, self.examples = state["steps"], state["examples"]
             self.skipped = state.get("skipped", 0)
+            costs = state.get("costs", {})  # states of old have none: counted from here on
+            self.updates = costs.get("steps", state["steps"])
+            self.example_gradients = costs.get("example_gradients", 0)
             self._boundaries = boundaries
             self.outputs = dict(state.get("outputs", {}))
             self.descriptions = dict(state.get("descriptions", {}))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradmem.gradients import parameters
 from gradmem.learners.one_by_one import clipped, gradients, running_statistics_for_one
 from gradmem.learners.optimizers import padded
-from gradmem.learners.replay import Remembering, Replay, drawn, in_batches, mean_of
+from gradmem.learners.replay import Remembering, Replay, drawn, examples_in, in_batches, mean_of
 from gradmem.trees import Tree, leaves, size, take
 from gradmem.validation import one_of, positive, positive_int
 
@@ -114,6 +114,8 @@ class LaMAML(Replay):
         def inputs() -> list[Tree | None]:
             order = torch.randperm(size(x)).to(leaves(x)[0].device)
             sample = drawn(self.memory, list(self.memory), self.sample, self.masks)
+            n, looks = size(x), size(x) if self.meta == "every" else 1
+            self.count(n + 1, n + looks * (n + examples_in(sample)))
             return [take(x, order), take(y, order), *sample]
 
         self.note_steps(t, leaves(x)[0].device)

@@ -38,6 +38,7 @@ from gradmem.learners.optimizers import (
     unfollowed,
 )
 from gradmem.learners.settings import LR, signature_of
+from gradmem.memory import EpisodicMemory
 from gradmem.networks import unwidened, widen
 from gradmem.streams.examples import are_class_ids
 from gradmem.streams.mixed import is_mixed, parts_of, places_of
@@ -197,6 +198,7 @@ class Learner(Keeping, ABC):
         self.boundaries = boundaries
         self.not_finite = one_of("not_finite", not_finite, ("stop", "skip"))
         self.steps = self.examples = self.skipped = 0
+        self.updates = self.example_gradients = 0
         self.outputs: dict[Hashable, Sequence[int]] = {}
         self.descriptions: dict[Hashable, Any] = {}
         self._learning = [w.requires_grad for w in network.parameters()]
@@ -367,10 +369,12 @@ class Learner(Keeping, ABC):
         device = self.device
         with current_device(device), self._restored_on_error(t, device), self.own_randomness():
             self._widen(t, y)
-            self._taken = False
+            self._taken, counted = False, self.updates
             loss = self.learn(tree_map(Tensor.detach, self.described(x, t)), t, y)
             if not self._taken:  # a learner that steps its own way
                 self.average_weights(t)
+            if self.updates == counted:
+                self.count(self.glances, self.glances * size(x))
             if self.processes is not None:
                 self.processes.share_buffers(self.network)
             return loss
@@ -520,8 +524,19 @@ class Learner(Keeping, ABC):
         return type(self).loss is not Learner.loss
 
     def statistics(self) -> dict[str, Any]:
-        """What belongs into a run's results: counts, and how things were computed."""
-        counts = {"steps": self.steps, "examples": self.examples, "skipped": self.skipped}
+        """What belongs into a run's results: counts, and how things were computed.
+
+        `steps` and `example_gradients` are what learning cost (see `count`), `memory_bytes` what
+        the memory takes now, with the room that it has for more.
+        """
+        counts = {
+            "steps": self.updates,
+            "examples": self.examples,
+            "example_gradients": self.example_gradients,
+            "skipped": self.skipped,
+        }
+        if isinstance(memory := getattr(self, "memory", None), EpisodicMemory):
+            counts["memory_bytes"] = memory.bytes
         if self._boundaries is None:
             return counts
         return counts | {"boundaries": [task.first for task in self.tasks]}

@@ -128,6 +128,8 @@ class MER(Replay):
             for i in range(size(x)):
                 one = slice(i, i + 1)
                 batches = self._drawn(take(x, one), take(y, one), mask)
+                drawn = self.batches * leaves(batches[0])[0].shape[1]
+                self.count(drawn, drawn)
                 self.take_once("step", t, step, *batches, loss)
         self.memory.put(x, t, y, mask)
         return loss

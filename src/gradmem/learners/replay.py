@@ -15,7 +15,7 @@ from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Masks, Policy, memory_of
 from gradmem.trees import Tree, concatenate, kind, size
 
-__all__ = ["Remembering", "Replay", "drawn", "in_batches", "mean_of"]
+__all__ = ["Remembering", "Replay", "drawn", "examples_in", "in_batches", "mean_of"]
 
 #: x, y, and which outputs count for each example, if not all do.
 Batch = tuple[Tree, Tree, Tensor | None]
@@ -114,6 +114,11 @@ def in_batches(parts: Sequence[Any]) -> list[Batch]:
     """What `drawn` gave, as batches."""
     batches = [(parts[i], parts[i + 1], parts[i + 2]) for i in range(0, len(parts), 3)]
     return [batch for batch in batches if batch[0] is not None]
+
+
+def examples_in(parts: Sequence[Any]) -> int:
+    """How many examples `drawn` gave."""
+    return sum(size(x) for x, _, _ in in_batches(parts))
 
 
 def mean_of(values: list[Tensor], shares: list[int]) -> Tensor:

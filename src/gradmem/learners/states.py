@@ -36,6 +36,8 @@ def check_state(
     for name in ("steps", "examples"):
         non_negative_int(name, state[name])
     non_negative_int("skipped", state.get("skipped", 0))
+    for name, number in state.get("costs", {}).items():
+        non_negative_int(name, number)
     if not isinstance(state.get("classes", False), bool):
         raise TypeError(f"classes must be a bool, got {state['classes']!r}")
     for t, classes in state.get("outputs", {}).items():

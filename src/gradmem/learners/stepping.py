@@ -45,6 +45,8 @@ class Stepping:
     network: nn.Module
     optimizer: Optimizer
     steps: int
+    updates: int
+    example_gradients: int
     #: The processes that train the network together; None for this one alone.
     processes: Processes | None
     #: The network's parameters that learn, and its modules, when it was last looked at.
@@ -177,6 +179,17 @@ class Stepping:
     def optimizers_of(self, t: Hashable) -> Sequence[Optimizer]:
         """Those that step when task t is observed."""
         return (self.optimizer,)
+
+    def count(self, steps: int, examples: int) -> None:
+        """Count what a mini-batch costs, in whole numbers of the host.
+
+        `steps` are changes of the weights along a gradient, one after another, those inside an
+        algorithm among them. `examples` are those whose gradient was computed, each time again,
+        whichever way it was computed. A learner's `learn` calls this; of one that does not, the
+        mini-batch itself is counted, once for every glance.
+        """
+        self.updates += steps
+        self.example_gradients += examples
 
     def take(
         self,

@@ -1,4 +1,4 @@
-"""What the paper published, as numbers."""
+"""What was published, by the paper and by others on its streams, as numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["appendix_b", "grids", "settings", "tables"]
+__all__ = ["appendix_b", "board", "grids", "settings", "tables"]
 
 
 @cache
@@ -23,6 +23,22 @@ def appendix_b() -> dict[str, dict[str, dict[str, Any]]]:
     (20, 0.8607)
     """
     return _read("appendix_b.json")  # type: ignore[no-any-return]
+
+
+@cache
+def board() -> list[dict[str, Any]]:
+    """ACC of the learners on the board, where it was published for a column of it.
+
+    Each has `benchmark`, `memories` (None for learners whose memory does not depend on the column),
+    `entry`, `acc` with so many `digits`, `source`, what `differs` from the runs made here, and
+    whether it is `compared` in spite of that.
+
+    Examples
+    --------
+    >>> [found["acc"] for found in board() if found["entry"] == "mer" and found["memories"] == 5120]
+    [0.896, 0.855]
+    """
+    return _read("board.json")  # type: ignore[no-any-return]
 
 
 @cache

@@ -25,6 +25,7 @@ __all__ = [
     "flat_config",
     "leading",
     "memory_lines",
+    "next_run",
     "seeds_text",
     "summarize",
 ]
@@ -62,6 +63,21 @@ class Estimate:
         digits = spec.lstrip("+")
         text = format(self.mean, spec.replace(digits, f"z{digits}"))  # z: no minus before 0
         return text if self.half_width is None else f"{text} ± {self.half_width:{digits}}"
+
+
+def next_run(estimate: Estimate, n: int) -> tuple[float, float]:
+    """Where one more run would lie with 95% probability, after `n` runs.
+
+    Examples
+    --------
+    >>> low, high = next_run(Estimate.of([0.5, 0.6, 0.7]), 3)
+    >>> round(low, 3), round(high, 3)
+    (0.103, 1.097)
+    """
+    if estimate.half_width is None:
+        return math.nan, math.nan
+    half = estimate.half_width * math.sqrt(n + 1)  # t s √(1 + 1/n), where half_width is t s / √n
+    return estimate.mean - half, estimate.mean + half
 
 
 @dataclass(frozen=True)

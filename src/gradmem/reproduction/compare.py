@@ -20,7 +20,7 @@ import numpy as np
 
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.published import appendix_b
-from gradmem.reports import Estimate
+from gradmem.reports import Estimate, next_run
 from gradmem.reproduction.kept import Kept
 from gradmem.reproduction.numbers import Number, second_values
 from gradmem.reproduction.plan import N_TASKS, Setting
@@ -33,7 +33,6 @@ __all__ = [
     "Comparison",
     "compare",
     "compare_cells",
-    "next_run",
     "reasons",
 ]
 
@@ -82,21 +81,6 @@ def reasons() -> list[dict[str, Any]]:
     """
     text = files("gradmem.reproduction").joinpath("reasons.json").read_text("utf-8")
     return json.loads(text)  # type: ignore[no-any-return]
-
-
-def next_run(estimate: Estimate, n: int) -> tuple[float, float]:
-    """Where one more run would lie with 95% probability, after `n` runs.
-
-    Examples
-    --------
-    >>> low, high = next_run(Estimate.of([0.5, 0.6, 0.7]), 3)
-    >>> round(low, 3), round(high, 3)
-    (0.103, 1.097)
-    """
-    if estimate.half_width is None:
-        return math.nan, math.nan
-    half = estimate.half_width * math.sqrt(n + 1)  # t s √(1 + 1/n), where half_width is t s / √n
-    return estimate.mean - half, estimate.mean + half
 
 
 def compare(numbers: Sequence[Number], kept: Mapping[Setting, Kept]) -> list[Comparison]:

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gradmem.benchmarks.data_sets import SAMPLE, WHOLE
 from gradmem.evaluation.metrics import transfer_metrics
-from gradmem.files import misfit, plain, read_json, write_whole
+from gradmem.files import check_texts, misfit, plain, read_json, write_whole
 from gradmem.reports import Row
-from gradmem.reproduction.plan import BENCHMARKS, N_TASKS, SAMPLE, WHOLE, Conditions, Setting
+from gradmem.reproduction.plan import BENCHMARKS, N_TASKS, Conditions, Setting
 from gradmem.runs.read_folder import Run, check_result
 from gradmem.validation import one_of, positive_int
 
-__all__ = ["Kept", "check_texts", "keep", "load"]
+__all__ = ["Kept", "keep", "load"]
 
 #: Accuracies are kept with so many digits: MNIST's test sets have 10,000 images.
 DIGITS = 4
@@ -183,17 +184,6 @@ def _run(file: Path, about: dict[str, Any], run: dict[str, Any]) -> Run:
     result |= plain({name: getattr(metrics, name) for name in computed})
     result["curves"] = {"examples": about["examples"], "accuracy": [baseline, *R]}
     return Run(file, config | {"seed": run["seed"]}, result)
-
-
-def check_texts(value: Any) -> None:
-    """Raise ValueError if a text could be more than text in a page or on a terminal."""
-    if isinstance(value, dict):
-        check_texts([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            check_texts(item)
-    elif isinstance(value, str) and not (value.isprintable() and set(value).isdisjoint("<|`")):
-        raise ValueError(f"it has a text that is not plain: {value!a:.100}")
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -6,20 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradmem.benchmarks.data_sets import OTHER, SAMPLE
 from gradmem.published import appendix_b, settings, tables
 from gradmem.runs.experiment import Experiment
 from gradmem.validation import one_of, positive_int
 
 __all__ = [
     "BENCHMARKS",
-    "DATA_SETS",
     "LEARNERS",
     "N_TASKS",
-    "OTHER",
     "PARTS",
-    "SAMPLE",
     "SHUFFLED",
-    "WHOLE",
     "Conditions",
     "Setting",
     "settings_of",
@@ -28,23 +25,16 @@ __all__ = [
 #: What can be asked for by name.
 PARTS = ("figure-1", "table-1", "table-2", "table-3", "appendix-b")
 
-#: The paper's benchmarks, and the data set of each.
-DATA_SETS = {
-    "mnist-permutations": "mnist",
-    "mnist-rotations": "mnist",
-    "cifar100-incremental": "cifar100",
+#: The paper's benchmarks, and the training examples per task in each.
+BENCHMARKS: dict[str, int] = {
+    name: settings()[name]["examples_per_task"]
+    for name in ("mnist-permutations", "mnist-rotations", "cifar100-incremental")
 }
-
-#: Training examples per task in each.
-BENCHMARKS: dict[str, int] = {name: settings()[name]["examples_per_task"] for name in DATA_SETS}
 
 #: The paper's learners, in its order.
 LEARNERS = tuple(dict.fromkeys(name for found in appendix_b().values() for name in found))
 
 N_TASKS = 20
-
-#: What data can be: the paper's, the bundled ones (too few for its numbers), or others.
-WHOLE, SAMPLE, OTHER = "whole", "sample", "other"
 
 #: Table 3's first row.
 SHUFFLED = "single, shuffled data"

@@ -9,8 +9,8 @@ OUT/grid-NAME   the sweep behind a benchmark's settings, if asked for
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from gradmem.sweeps import (
     Store,
     check_settings,
     executor_for,
+    only_one,
 )
 
 __all__ = ["Timed", "default_workers", "make_runs"]
@@ -82,7 +83,7 @@ def make_runs(
     alone = others.alone() if isinstance(others, Elsewhere) else nullcontext(InTurn())
     places: dict[str, AbstractContextManager[Executor]] = {}
     places = {"alone": alone, "others": nullcontext(others)}
-    with _only_one(out):
+    with only_one(out, "paper"):
         for name, place in places.items():
             runs = [run for (s, _), run in planned.items() if (s in timed) == (name == "alone")]
             if runs:
@@ -113,16 +114,3 @@ def _order(
         return alike if cuda else (*alike, seed)
 
     return sorted(((setting, seed) for setting in settings for seed in seeds), key=place)
-
-
-@contextmanager
-def _only_one(out: Path) -> Iterator[None]:
-    """Refuse a second process in the folder: two would slow each other down."""
-    from filelock import FileLock, Timeout
-
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / "paper.lock", timeout=0):
-            yield
-    except Timeout:
-        raise ValueError(f"another `gradmem paper` is at work in {out}: wait for it") from None

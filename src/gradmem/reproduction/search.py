@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradmem.files import misfit, read_json, write_json
+from gradmem.files import check_texts, misfit, read_json, write_json
 from gradmem.published import grids
-from gradmem.reproduction.kept import check_texts
 from gradmem.reproduction.plan import BENCHMARKS, Conditions
 from gradmem.runs.read_folder import MAX_NUMBER
 from gradmem.sweeps import MODES, Event, Executor, Finished, Sweep, run_sweep

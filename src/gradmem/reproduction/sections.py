@@ -7,22 +7,20 @@ from typing import Any
 
 from gradmem import published
 from gradmem.reports import Estimate
-from gradmem.reproduction.compare import OUTSIDE, TRIAL, Cells, Comparison
-from gradmem.reproduction.kept import Kept
-from gradmem.reproduction.numbers import Number, second_values
-from gradmem.reproduction.plan import N_TASKS, SHUFFLED, SHUFFLED_LR, Setting
-from gradmem.reproduction.text import (
+from gradmem.reports.markdown import (
     command_text,
     interval_text,
     machine_text,
     measured,
-    number_text,
     paragraphs,
-    setting_text,
     settings_text,
     table,
-    title,
 )
+from gradmem.reproduction.compare import OUTSIDE, TRIAL, Cells, Comparison
+from gradmem.reproduction.kept import Kept
+from gradmem.reproduction.numbers import Number, second_values
+from gradmem.reproduction.plan import N_TASKS, SHUFFLED, SHUFFLED_LR, Setting
+from gradmem.reproduction.text import number_text, setting_text, title
 
 __all__ = [
     "ORDER",

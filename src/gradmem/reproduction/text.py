@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradmem.reports import Estimate
+from gradmem.reports.markdown import signed
 from gradmem.reports.table import literal
 from gradmem.reproduction.numbers import Number
 from gradmem.reproduction.plan import N_TASKS, SHUFFLED, Setting
-from gradmem.runs.read_folder import printable
 
-__all__ = [
-    "command_text",
-    "interval_text",
-    "machine_text",
-    "measured",
-    "number_text",
-    "paragraphs",
-    "setting_text",
-    "settings_text",
-    "table",
-    "title",
-]
+__all__ = ["number_text", "setting_text", "title"]
 
 TITLES = {
     "mnist-permutations": "MNIST permutations",
@@ -75,65 +61,3 @@ def number_text(number: Number, printed: bool = False) -> str:
     if printed and number.printed is not None and signed(number.printed, spec) != text:
         text += f" (printed {signed(number.printed, spec)})"
     return text
-
-
-def signed(value: float, spec: str) -> str:
-    """A number with a minus sign that is one; a zero has none.
-
-    Examples
-    --------
-    >>> signed(-0.0001, "+.2f"), signed(-1.5, ".1f")
-    ('0.00', '−1.5')
-    """
-    text = format(value, spec)
-    if float(text) == 0:
-        text = text.lstrip("+-")
-    return text.replace("-", "−")
-
-
-def measured(estimate: Estimate | None, spec: str) -> str:
-    """A mean, ± half the width of its interval."""
-    if estimate is None or math.isnan(estimate.mean):
-        return "–"
-    half = estimate.half_width
-    mean = signed(estimate.mean, spec)
-    return mean if half is None else f"{mean} ± {half:{spec.lstrip('+')}}"
-
-
-def interval_text(low: float, high: float, spec: str) -> str:
-    """From one number to another."""
-    return "–" if math.isnan(low) else f"{signed(low, spec)} to {signed(high, spec)}"
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings on one line."""
-    return ", ".join(
-        literal(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-        for name, value in settings.items()
-    )
-
-
-def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """What a run was made on and with, in one line."""
-    on_gpu = str(about["device"]).startswith("cuda")
-    where = versions.get("gpu") if on_gpu else versions.get("processor")
-    n = versions.get("threads")
-    threads = "" if on_gpu else f", {n} thread{'s' if n != 1 else ''}"
-    made = f"{where}{threads}, torch {versions['torch']}, gradmem {versions['gradmem']}"
-    return literal(made)
-
-
-def command_text(command: str) -> str:
-    """What was typed, as code."""
-    return f"`{printable(command).replace('`', ' ')}`"
-
-
-def paragraphs(*parts: str) -> str:
-    """Paragraphs, headings and tables in Markdown, one after another."""
-    return "\n\n".join(parts)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [list(headings), ["---"] * len(headings), *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

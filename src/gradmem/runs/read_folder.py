@@ -42,7 +42,15 @@ ROUNDING = 1e-6
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 #: What learners count.
-COUNTS = ("steps", "violations", "violated_constraints", "active_constraints", "solver_steps")
+COUNTS = (
+    "steps",
+    "example_gradients",
+    "memory_bytes",
+    "violations",
+    "violated_constraints",
+    "active_constraints",
+    "solver_steps",
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gradmem.sweeps.runner import (
     sweep,
 )
 from gradmem.sweeps.selection import Choice, Standings, select
-from gradmem.sweeps.store import Store
+from gradmem.sweeps.store import Store, only_one
 from gradmem.sweeps.trials import Round
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "executor_for_sweep",
     "executor_on",
     "grid_of",
+    "only_one",
     "run_sweep",
     "select",
     "sweep",

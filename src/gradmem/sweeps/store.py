@@ -26,7 +26,7 @@ from gradmem.runs.read_folder import Failure, Run, printable, read_run
 from gradmem.runs.write_folder import RunFolder
 from gradmem.sweeps.plan import Sweep
 
-__all__ = ["Failed", "Store"]
+__all__ = ["Failed", "Store", "only_one"]
 
 #: Lines of a traceback that are kept.
 TRACEBACK_LINES = 20
@@ -231,6 +231,19 @@ class Store:
         from filelock import FileLock
 
         return FileLock(self.path / "locks" / f"{name}.lock")
+
+
+@contextmanager
+def only_one(out: Path, command: str) -> Iterator[None]:
+    """Refuse a second process of a command in a folder: two would slow each other down."""
+    from filelock import FileLock, Timeout
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / f"{command}.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"another `gradmem {command}` is at work in {out}: wait for it") from None
 
 
 def _remove_strays(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether data are those that the paper used: only then can numbers be compared."""
+"""What data a benchmark has: those that published numbers are of, the bundled ones, or others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import hashlib
 from functools import cache
 
 from gradmem.data import load_cifar100, load_mnist
-from gradmem.reproduction.plan import DATA_SETS, OTHER, SAMPLE, WHOLE
 
-__all__ = ["kind_of_data"]
+__all__ = ["DATA_SETS", "OTHER", "SAMPLE", "WHOLE", "kind_of_data"]
 
-#: SHA-256 of the images and labels of the paper's test sets.
+#: The data set of each benchmark whose numbers are compared with published ones.
+DATA_SETS = {
+    "mnist-permutations": "mnist",
+    "mnist-rotations": "mnist",
+    "mnist-many-permutations": "mnist",
+    "cifar100-incremental": "cifar100",
+}
+
+#: What data can be: those of the papers, the bundled ones (too few for their numbers), or others.
+WHOLE, SAMPLE, OTHER = "whole", "sample", "other"
+
+#: SHA-256 of the images and labels of the papers' test sets.
 TEST_SETS = {
     "mnist": "a0863a96c44e5666edbb30c4071ee79ca0514c621e6349c5967fc78e7305c891",
     "cifar100": "9f0797cda23af3231dce0cca7e8d619c0607f6bb8ca05e9b95ff23e4d044c600",

@@ -1,0 +1,257 @@
+"""Who is on the board: learners, each with the settings that are tried.
+
+A learner is one entry. Values of a grid are tried all with all, around what was published; with one
+value for each setting nothing is searched, and the runs to report are made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["ENTRIES", "Entry", "Grid", "Size"]
+
+#: Setting → the values to try.
+Grid = Mapping[str, Sequence[Any]]
+
+#: A benchmark, or "mnist" for all of MNIST's; and one with a number of memories.
+Size = str | tuple[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A row of the board.
+
+    Parameters
+    ----------
+    name
+        Of the row and its files.
+    learner
+        A name of gradmem's, or `module:name`.
+    grids
+        Where → setting → values to try. Of the keys that fit a column, the first counts: a
+        benchmark with a number of memories, a benchmark, "mnist". A column that none fits is left
+        out.
+    memory
+        The setting that the number of memories in all is put in as: "budget" itself, "memories" for
+        an equal share of each task, None for a learner that has the same memory in all columns.
+    stream
+        What the benchmark takes and this entry has otherwise: `{"batch_size": 1}`.
+    notes
+        What differs from how it was published, in a sentence or two.
+    part_of, changes
+        For an ablation, see `without`.
+    """
+
+    name: str
+    learner: str
+    grids: Mapping[Size, Grid]
+    memory: str | None = None
+    stream: Mapping[str, Any] = field(default_factory=dict)
+    notes: str = ""
+    part_of: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def without(self, name: str, **changes: Any) -> Entry:
+        """This entry without one of its parts, for an ablation.
+
+        It is run with the settings that are chosen for the whole, but for the changes, and shown
+        beside the whole: `OURS.without("ours without average", average=None)`.
+        """
+        return replace(self, name=name, part_of=self.name, changes=changes, notes="")
+
+    def grid(self, benchmark: str, memories: int | None) -> Grid | None:
+        """The values to try in a column; None if the entry is not in it."""
+        family = benchmark.partition("-")[0]
+        keys: list[Any] = [(benchmark, memories), (family, memories), benchmark, family]
+        return next((self.grids[key] for key in keys if key in self.grids), None)
+
+
+#: One row of memories for the whole stream, as in the papers on replay.
+ROW = {"groups": [1]}
+
+
+def _mer(lr: float, beta: float, sample: int, batches: int) -> dict[str, list[Any]]:
+    values = {"lr": lr, "beta": beta, "gamma": 1.0, "sample": sample, "batches": batches}
+    return {name: [value] for name, value in values.items()} | ROW
+
+
+ROTATIONS, PERMUTATIONS = "mnist-rotations", "mnist-permutations"
+MANY, CIFAR = "mnist-many-permutations", "cifar100-incremental"
+
+_ALL = (
+    Entry(
+        "single",
+        "single",
+        {"mnist": {"lr": [0.001, 0.003, 0.01, 0.03, 0.1]}, CIFAR: {"lr": [0.1, 0.3, 1.0]}},
+    ),
+    Entry(
+        "independent",
+        "independent",
+        {
+            "mnist": {"lr": [0.03, 0.1, 0.3], "start": ["copy", "random"]},
+            CIFAR: {"lr": [0.1, 0.3, 1.0]},
+        },
+        notes="One network per task, each with a share of the hidden units.",
+    ),
+    Entry(
+        "multimodal",
+        "multimodal",
+        {"mnist": {"lr": [0.03, 0.1, 0.3]}},
+        notes="One input layer per task: more weights than the others have.",
+    ),
+    Entry(
+        "ewc",
+        "ewc",
+        {
+            "mnist": {
+                "lr": [0.01, 0.1],
+                "regularization": [3.0, 100.0, 1000.0],
+                "memories": [10, 1000],
+            },
+            CIFAR: {"lr": [0.1, 1.0], "regularization": [1.0, 100.0], "memories": [10]},
+        },
+        notes="Its memory holds examples of the current task only, whatever the column.",
+    ),
+    Entry(
+        "icarl",
+        "icarl",
+        {CIFAR: {"lr": [0.1, 0.3, 1.0], "distillation": [1.0]}},
+        memory="budget",
+        notes="Not on MNIST, where all tasks have the same classes.",
+    ),
+    Entry(
+        "gem",
+        "gem",
+        {
+            "mnist": {"lr": [0.03, 0.1], "margin": [0.0, 0.5, 1.0]},
+            CIFAR: {"lr": [0.03, 0.1], "margin": [0.0, 0.5]},
+        },
+        memory="memories",
+        notes="An equal share of the memory for each task from the start, as published.",
+    ),
+    Entry(
+        "agem",
+        "agem",
+        {
+            "mnist": {"lr": [0.01, 0.03, 0.1], "sample": [256]},
+            CIFAR: {"lr": [0.03, 0.1, 0.3], "sample": [256]},
+        },
+        memory="memories",
+    ),
+    Entry(
+        "mega",
+        "mega",
+        {
+            "mnist": {"lr": [0.01, 0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
+            CIFAR: {"lr": [0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
+        },
+        memory="memories",
+    ),
+    Entry(
+        "er",
+        "er",
+        {
+            "mnist": {"lr": [0.03, 0.1], "sample": [10, 50], "glances": [1, 5], **ROW},
+            CIFAR: {"lr": [0.03, 0.1], "sample": [10, 50]},
+        },
+        memory="budget",
+    ),
+    Entry(
+        "derpp",
+        "derpp",
+        {
+            "mnist": {
+                "lr": [0.03, 0.1],
+                "alpha": [0.5, 1.0],
+                "beta": [1.0],
+                "sample": [50],
+                "glances": [1, 5],
+                **ROW,
+            },
+            CIFAR: {"lr": [0.03, 0.1], "alpha": [0.2, 0.5], "beta": [0.5], "sample": [32]},
+        },
+        memory="budget",
+        notes="Published on other streams: more examples, mini-batches of 128.",
+    ),
+    Entry(
+        "mer",
+        "mer",
+        {
+            (ROTATIONS, 5120): _mer(0.03, 0.03, 100, 10),
+            (PERMUTATIONS, 5120): _mer(0.03, 0.03, 100, 10),
+            (MANY, 5120): _mer(0.1, 0.01, 5, 10),
+            (ROTATIONS, 500): _mer(0.1, 0.01, 10, 10),
+            (PERMUTATIONS, 500): _mer(0.03, 0.03, 25, 10),
+            (MANY, 500): _mer(0.03, 0.03, 5, 10),
+            (ROTATIONS, 200): _mer(0.1, 0.01, 10, 5),
+            (PERMUTATIONS, 200): _mer(0.03, 0.03, 10, 10),
+            (MANY, 200): _mer(0.03, 0.03, 5, 10),
+        },
+        memory="budget",
+        stream={"batch_size": 1},
+        notes=(
+            "Algorithm 1 with the published settings, not searched, in mini-batches of one. With "
+            "200 memories on many permutations none are published: those for 500. Not on "
+            "CIFAR-100, where it takes 13 million steps of a ResNet one after another."
+        ),
+    ),
+    Entry(
+        "cmaml",
+        "lamaml",
+        {
+            "mnist": {
+                "lr": [0.03, 0.1, 0.15],
+                "alpha": [0.03, 0.1],
+                "rate_lr": [None],
+                "update": ["sync"],
+                "glances": [5],
+                "clip": [2.0],
+                **ROW,
+            },
+            CIFAR: {
+                "lr": [0.03, 0.075],
+                "alpha": [0.075],
+                "rate_lr": [None],
+                "update": ["sync"],
+                "glances": [2],
+                "clip": [2.0],
+            },
+        },
+        memory="budget",
+        notes="As for lamaml.",
+    ),
+    Entry(
+        "lamaml",
+        "lamaml",
+        {
+            "mnist": {
+                "lr": [0.1, 0.15, 0.3],
+                "rate_lr": [0.1, 0.3],
+                "glances": [5, 10],
+                "clip": [2.0],
+                **ROW,
+            },
+            CIFAR: {"lr": [0.1], "rate_lr": [0.25], "glances": [2, 5], "clip": [1.0]},
+        },
+        memory="budget",
+        notes=(
+            "Samples are of all that is remembered; the released code leaves the current task out. "
+            "Steps on single examples are clipped, too. On CIFAR-100 the released code has another "
+            "network, second derivatives and five inner steps of two examples each."
+        ),
+    ),
+    Entry(
+        "softgem",
+        "softgem",
+        {
+            "mnist": {"lr": [0.03, 0.1], "margin": [0.0, 0.5], "soft": [0.5, 1.0]},
+            CIFAR: {"lr": [0.03, 0.1], "margin": [0.5], "soft": [0.5, 1.0]},
+        },
+        memory="memories",
+    ),
+)
+
+#: Every entry by its name.
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _ALL}
