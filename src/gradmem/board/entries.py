@@ -282,8 +282,8 @@ _STEADY = Entry(
     },
     memory="budget",
     notes=(
-        "Ours: exact GEM with what the board's ablation takes apart. Margin, share of soft targets, "
-        "decay of the average and glances were chosen before, by random search on held-out data with "
+        "Ours: exact GEM with what the ablation takes apart. Margin, share of soft targets, decay "
+        "of the average and glances were chosen before, by random search on held-out data with "
         "seeds 500 and 501."
     ),
 )
