@@ -98,6 +98,10 @@ def takes_batches_of_any_size(make: Make) -> None:
             assert learner.predict(x, t).shape == (n,)
     assert learner.examples == 110, f"counted {learner.examples} examples of 110"
     assert learner.steps == 10, f"counted {learner.steps} steps of 10"
+    costs = learner.statistics()
+    assert costs["steps"] >= 10, f"counted {costs['steps']} updates in 10 steps"
+    gradients = costs["example_gradients"]
+    assert gradients >= 110, f"counted {gradients} example gradients for 110 examples"
     _finite(learner)
 
 
