@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import boundaries, descriptors, policies
+from benchmarks import boundaries, descriptors, languages, policies
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs/MEMORY_AND_STREAMS.md",)
+PAGES = (ROOT / "docs/MEMORY_AND_STREAMS.md", ROOT / "docs/CONTINUAL_FINE_TUNING.md")
 PICTURES = ROOT / "docs/memory-and-streams"
 PLACE = re.compile(r"(?<=<!-- table: )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -52,6 +52,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "boundaries": lambda: boundaries.table(boundary_groups(), T=20),
     "descriptors": lambda: f"{descriptors.table(descriptor_rows())}\n",
     "positions": lambda: descriptors.positions(descriptor_rows()),
+    "languages": lambda: languages.table(kept("languages/languages")["rows"]),
+    "languages-R": lambda: languages.matrices(kept("languages/languages")["rows"]),
 }
 
 

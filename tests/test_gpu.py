@@ -19,11 +19,15 @@ from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import _in_one_pass, batched_gradients
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.thin import keeps_zeros
+from gradmem.learners.one_by_one import chain_steps
 from gradmem.learners.replay import Replay
 from gradmem.memory import Stack
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
+
+#: SteadyGEM is SoftGEM with other defaults, several noisy steps on a mini-batch among them.
+LEARNERS = {name: kind for name, kind in gm.learners.LEARNERS.items() if kind is not gm.SteadyGEM}
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -186,7 +190,7 @@ def test_graphs_change_nothing(name):
     assert with_graphs.statistics() == without.statistics()
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_graphs_change_nothing_for_any_learner(kind):
     """Tasks with outputs of their own, one that comes back, and a short last batch."""
     networks = []
@@ -207,7 +211,7 @@ def test_graphs_change_nothing_for_any_learner(kind):
         torch.testing.assert_close(w, other)
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_graphs_change_nothing_for_an_average_and_glances(kind):
     outputs = []
     for graphs in (True, False):
@@ -266,7 +270,7 @@ def test_a_restored_learner_uses_its_graphs_again_and_goes_the_same_way():
     assert other.state_dict()["memory"]["tasks"].keys() == state["memory"]["tasks"].keys()
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_a_learner_put_back_to_its_start_learns_again(kind):
     """What graphs refer to is still what is trained."""
     learner = kind(gm.mlp([6, 8, 8, 6]).cuda(), lr=0.05)
@@ -343,6 +347,25 @@ def test_dropout_is_governed_by_the_learners_seed():
     assert all(torch.equal(one, other) for one, other in zip(once(), once(), strict=True))
 
 
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_graphs_change_nothing_for_what_dropout_draws(kind):
+    networks = []
+    for graphs in (True, False):
+        network = nn.Sequential(*gm.mlp([6, 8, 8, 5], seed=0)[:4], nn.Dropout(0.3), nn.Linear(8, 5))
+        torch.nn.init.constant_(network[-1].weight, 0.1)
+        torch.nn.init.zeros_(network[-1].bias)
+        for net, more in ((network, {}), (gm.mlp([6, 8, 8, 5]), {"input_dropout": 0.3})):
+            learner = kind(net.cuda(), lr=0.05, graphs=graphs, seed=3, **more)
+            for t in (0, 1, 0):
+                x = torch.linspace(-1, 1, 18 * 6, device="cuda").view(18, 6) + t
+                for some in torch.arange(18, device="cuda").split(6):
+                    learner.observe(x[some], t, some % 5)
+            assert bool(learner.graphed._graphs) == graphs
+            networks.append([w.detach().clone() for w in learner.module(0).parameters()])
+    for with_graphs, without in zip(networks[:2], networks[2:], strict=True):
+        torch.testing.assert_close(with_graphs, without)
+
+
 def test_a_run_on_the_gpu_is_as_good_as_one_on_the_cpu():
     continuum = gm.mnist_rotations(n_tasks=5, examples_per_task=300, data="sample")
     results = [
@@ -353,7 +376,7 @@ def test_a_run_on_the_gpu_is_as_good_as_one_on_the_cpu():
     assert gpu.acc == pytest.approx(cpu.acc, abs=0.03)
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_every_learner_runs_on_a_gpu(kind):
     continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=200, data="sample")
     result = gm.run(kind(gm.mlp().cuda(), lr=0.05), continuum)
@@ -605,7 +628,7 @@ def squares_batch(seed, bad=False):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_a_batch_that_is_not_finite_leaves_no_trace(kind, optimizer):
     """As on a CPU, also in a step that is a graph (the third of its kind)."""
     learner = squaring(optimizer=OPTIMIZERS[optimizer])(kind)
@@ -629,7 +652,7 @@ def test_a_batch_that_is_not_finite_leaves_no_trace(kind, optimizer):
     assert learner.observe(x, "b", y).isfinite()
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_steps_that_nobody_waits_for_change_nothing_after_one_that_is_not_finite(kind):
     learner = squaring(lr=0.05)(kind)
     for seed, t in enumerate("aaabbb"):
@@ -736,7 +759,7 @@ def deterministic(monkeypatch):
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_a_run_on_a_gpu_goes_on_bit_for_bit(kind, optimizer, tmp_path):
     """With deterministic algorithms; the graphs are recorded anew."""
     continuum = gm.mnist_rotations(n_tasks=3, examples_per_task=60, data="sample")
@@ -753,7 +776,7 @@ def test_a_run_on_a_gpu_goes_on_bit_for_bit(kind, optimizer, tmp_path):
     _same(whole.state_dict(), resumed.state_dict(), "going on led elsewhere")
 
 
-@pytest.mark.parametrize("kind", gm.learners.LEARNERS.values())
+@pytest.mark.parametrize("kind", LEARNERS.values())
 def test_a_file_moves_between_cpu_and_gpu(kind, tmp_path):
     x, y = torch.randn(10, 6), torch.arange(10) % 5
     learners = [kind(gm.mlp([6, 8, 5], seed=0).to(device), lr=0.05) for device in ("cuda", "cpu")]
@@ -851,3 +874,25 @@ def test_several_tensors_are_copied_as_one_by_one():
         targets = [torch.zeros_like(source) for source in some]
         copy_together(targets, some)
         assert all(torch.equal(*pair) for pair in zip(targets, some, strict=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(784, 100, 100, 10), (20, 12, 7, 5), (20, 8, 5), (20, 300, 8, 5)]
+)
+def test_steps_on_single_examples_are_those_of_a_cpu(sizes, masked):
+    """In one kernel for three small layers, else by torch; more examples than a kernel takes."""
+    torch.manual_seed(0)
+    x, y = torch.randn(150, sizes[0]) / 10, torch.randint(5, (150,))
+    masks = None
+    if masked:
+        masks = torch.rand(150, sizes[-1]) > 0.4
+        masks[torch.arange(150), y] = True
+    networks = []
+    for device in ("cpu", "cuda"):
+        network = gm.mlp(sizes, seed=0).to(device)
+        own = None if masks is None else masks.to(device)
+        rate = torch.tensor(0.05, device=device)
+        chain_steps(network, x.to(device), y.to(device), own, rate)
+        networks.append([w.detach().cpu() for w in network.parameters()])
+    torch.testing.assert_close(*networks, rtol=1e-4, atol=1e-5)

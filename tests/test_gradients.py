@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.gradients import METHODS, Criterion, MemoryGradients, Objective, thin
+from gradmem.gradients import METHODS, Criterion, Forward, MemoryGradients, Objective, thin
 from gradmem.gradients.batched import _in_one_pass, layer_without_rule
 from gradmem.gradients.engine import bytes_per_task
 from gradmem.memory import Stack
@@ -301,3 +301,21 @@ def test_padding_is_refused_where_a_network_looks_at_its_channels():
 
 def images():
     return Stack(torch.rand(2, 3, 3, 32, 32), torch.randint(10, (2, 3)), (3, 3))
+
+
+def test_noise_is_in_every_method_and_in_train_mode_only():
+    """Noise that is the same every time, so that the methods can be compared."""
+    torch.manual_seed(0)
+    stack = Stack(torch.randn(3, 4, 6), torch.randint(5, (3, 4)), (4, 4, 4))
+    network = gm.mlp([6, 8, 5])
+    found = {}
+    for noisy in (True, False):
+        forward = Forward(noise=(lambda x: 0.5 * x) if noisy else None)
+        objective = Objective(network, forward=forward)
+        for mode in (True, False):
+            network.train(mode)
+            for method in ("loop", "chain", "batched", "func"):
+                found[noisy, mode, method] = MemoryGradients(objective, method)([stack]).clone()
+    for (_, mode, method), G in found.items():
+        torch.testing.assert_close(G, found[_, mode, "loop"])
+        assert torch.allclose(found[True, mode, method], found[False, mode, method]) == (not mode)

@@ -49,7 +49,8 @@ def test_a_loss_that_is_not_finite_leaves_no_trace(name, settings, normalised, t
         learner.observe(x, task, y)
     before = learner.state_dict()
     x[7] = 1e30  # finite, and taken for good data
-    with pytest.raises(FloatingPointError, match=f"not finite after 4 steps.*on task '{t}'.*loss"):
+    after = f"after {4 * learner.glances} steps"
+    with pytest.raises(FloatingPointError, match=f"not finite {after}.*on task '{t}'.*loss"):
         learner.observe(x, t, y)
     _same(before, learner.state_dict(), "what could not be learned left a trace")
     learner.not_finite = "skip"
@@ -335,3 +336,27 @@ def test_no_autograd_graph_is_alive_when_a_step_begins(kind, options, monkeypatc
     finally:
         gc.unfreeze()
     assert not alive
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_input_dropout_is_for_learning_alone_and_follows_the_seed(name):
+    def learned(dropout, seed=0):
+        learner = LEARNERS[name](gm.mlp([6, 8, 5]), lr=0.1, input_dropout=dropout, seed=seed)
+        for t in (0, 1):
+            for some in torch.arange(12).split(6):
+                learner.observe(torch.linspace(-1, 1, 72).view(12, 6)[some] + t, t, some % 5)
+        return learner
+
+    x = torch.linspace(-1, 1, 72).view(12, 6)
+    outputs = [learned(*case).forward(x, 0) for case in ((0.5,), (0.5,), (0.5, 1), (0.0,))]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    assert not torch.equal(outputs[0], outputs[3])
+    learner = learned(0.5)
+    assert torch.equal(learner.forward(x, 0), learner.forward(x, 0))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_wrong_input_dropout_is_named(share):
+    with pytest.raises(ValueError, match="input_dropout must"):
+        gm.GEM(gm.mlp([4, 3, 2]), input_dropout=share)

@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradmem as gm
-from gradmem.learners import LEARNERS
+from gradmem import learners
 
+#: SteadyGEM is SoftGEM with other defaults, several noisy steps on a mini-batch among them.
+LEARNERS = {name: kind for name, kind in learners.LEARNERS.items() if kind is not gm.SteadyGEM}
 ONE_NETWORK = {name: kind for name, kind in LEARNERS.items() if kind.one_network}
 
 

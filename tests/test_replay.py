@@ -171,6 +171,16 @@ def test_softgem_without_soft_targets_is_gem():
     torch.testing.assert_close(weights(soft.network), weights(gem.network))
 
 
+def test_steadygem_without_its_parts_is_softgem():
+    plain = {"glances": 1, "input_dropout": 0.0, "average": None, "keep": "last"}
+    steady = gm.SteadyGEM(network(), memories=10, soft=0.4, **plain)
+    soft = gm.SoftGEM(network(), memories=10, soft=0.4)
+    for step, t in enumerate("aabbccab"):
+        x, y = batch(step)
+        assert torch.equal(steady.observe(x, t, y), soft.observe(x, t, y))
+    assert torch.equal(weights(steady.network), weights(soft.network))
+
+
 def test_softgem_stores_the_answers_of_the_average():
     learner = gm.SoftGEM(network(), average=0.9, teacher="average", soft=1.0, memories=6)
     for step in range(4):

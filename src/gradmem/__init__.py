@@ -44,6 +44,7 @@ from gradmem.learners import (
     RisingLoss,
     Single,
     SoftGEM,
+    SteadyGEM,
 )
 from gradmem.memory import EpisodicMemory
 from gradmem.networks import mlp, resnet18
@@ -83,6 +84,7 @@ __all__ = [
     "RisingLoss",
     "Single",
     "SoftGEM",
+    "SteadyGEM",
     "Task",
     "TransferMetrics",
     "__version__",

@@ -56,6 +56,7 @@ TITLES = {
     "mega": "MEGA",
     "mer": "MER",
     "softgem": "SoftGEM",
+    "steadygem": "SteadyGEM",
 }
 
 #: What learning cost, as tables and pictures call it.
@@ -66,8 +67,15 @@ COSTS = {
 
 
 def title(name: str) -> str:
-    """What a benchmark or an entry is called."""
-    return TITLES.get(name) or literal(name)
+    """What a benchmark or an entry is called.
+
+    Examples
+    --------
+    >>> title("gem"), title("gem without margin"), title("mine")
+    ('GEM', 'GEM without margin', 'mine')
+    """
+    whole, without, part = name.partition(" without ")
+    return (TITLES.get(whole) or literal(whole)) + without + literal(part)
 
 
 def column_title(column: Column) -> str:

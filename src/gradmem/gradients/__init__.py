@@ -8,7 +8,7 @@ from gradmem.gradients.gram import Gradients, GramGradients, longest
 from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
 from gradmem.gradients.most_violated import most_violated
-from gradmem.gradients.objective import Forward, Objective, Transform
+from gradmem.gradients.objective import Forward, Objective, Transform, dropout_of_inputs
 
 __all__ = [
     "METHODS",
@@ -22,6 +22,7 @@ __all__ = [
     "Objective",
     "Transform",
     "attach",
+    "dropout_of_inputs",
     "evaluating",
     "gradient",
     "longest",

@@ -52,10 +52,10 @@ class ChainGradients:
     @torch.no_grad()
     def together(self, objective: Objective, parts: Sequence[tuple[Stack, Tensor]]) -> list[Tensor]:
         """The same for several stacks in one pass; returns the outputs of each: (k·m, outputs)."""
-        network, transform = objective.network, objective.forward.transform
+        network, forward = objective.network, objective.forward
         given = [stack.flat_x for stack, _ in parts]
-        if transform is not None:
-            given = [transform(objective.forward.safe(network, x)) for x in given]
+        if forward.transform is not None or forward.noise is not None:
+            given = [forward.prepared(network, forward.safe(network, x)) for x in given]
         if any(not isinstance(x, Tensor) or x.ndim != 2 for x in given):
             raise UnsuitableError(
                 'gradients="chain" needs inputs (n, features); "batched" takes others'

@@ -44,10 +44,10 @@ class FunctionalGradients:
         fixed |= {name: buffer.clone() for name, buffer in network.named_buffers()}
         assert len(named) == len(parameters(network))
 
-        transform = objective.forward.transform or (lambda x: x)
-
         def loss(tensors: dict[str, Tensor], x: Tree, y: Tree, mask: Tensor | None) -> Tensor:
-            outputs = functional_call(twin, tensors | fixed, (transform(x),))
+            outputs = functional_call(
+                twin, tensors | fixed, (objective.forward.prepared(network, x),)
+            )
             return objective.criterion.mean(outputs, y, mask)
 
         start = 0

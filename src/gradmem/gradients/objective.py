@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradmem.gradients.loss import Criterion
 from gradmem.trees import Tree, leaves, tree_map
+from gradmem.validation import non_negative
 
-__all__ = ["Forward", "Objective", "TaskLoss", "Transform"]
+__all__ = ["Forward", "Objective", "TaskLoss", "Transform", "dropout_of_inputs"]
 
 #: Raw examples (n, …) → what the network takes.
 Transform = Callable[[Any], Any]
@@ -23,14 +26,16 @@ TaskLoss = Callable[[Any, Hashable, Any, Tensor | None], Tensor]
 class Forward:
     """Passes examples through networks, after a transform, and leaves the examples as they were.
 
+    `noise`, if it is given, changes what the transform gave, in train mode only.
+
     A network that changes its input in place is given a copy. Whether it does is found out in its
     first pass in each mode (train or eval), which is on a copy in any case.
     """
 
-    def __init__(self, transform: Transform | None = None) -> None:
+    def __init__(self, transform: Transform | None = None, noise: Transform | None = None) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a callable of x, got {transform!r}")
-        self.transform = transform
+        self.transform, self.noise = transform, noise
         self._changes: dict[bool, bool] = {}  # training → whether inputs are changed
 
     def __call__(self, network: nn.Module, x: Tree) -> Any:
@@ -38,7 +43,7 @@ class Forward:
         changes = self._changes.get(network.training)
         given = self.safe(network, x)
         before = _versions(given)
-        outputs = network(given if self.transform is None else self.transform(given))
+        outputs = network(self.prepared(network, given))
         changed = _versions(given) != before
         if changed and changes is False:
             raise RuntimeError(
@@ -48,9 +53,25 @@ class Forward:
         self._changes[network.training] = changed
         return outputs
 
+    def prepared(self, network: nn.Module, given: Tree) -> Any:
+        """What the network takes: the examples after the transform and, in train mode, noise."""
+        x = given if self.transform is None else self.transform(given)
+        return self.noise(x) if self.noise is not None and network.training else x
+
     def safe(self, network: nn.Module, x: Tree) -> Tree:
         """What a pass may be given: x, or a copy unless the network is known to leave x alone."""
         return x if self._changes.get(network.training) is False else tree_map(Tensor.clone, x)
+
+
+def dropout_of_inputs(share: float) -> Transform | None:
+    """Sets a share of an input's numbers to zero and scales the others; None for no share."""
+    if non_negative("input_dropout", share) >= 1:
+        raise ValueError(f"input_dropout must be below 1, got {share!r}")
+
+    def dropped(leaf: Tensor) -> Tensor:
+        return F.dropout(leaf, share) if leaf.is_floating_point() else leaf
+
+    return partial(tree_map, dropped) if share else None
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,7 @@ class Objective:
         return self.criterion.mean(self.outputs(x), y, mask)
 
     def copied(self) -> Objective:
-        """The same with a copy of the network, to try something on."""
+        """The same with a copy of the network and without noise, to try something on."""
         network = copy.deepcopy(self.network)
         return replace(self, network=network, forward=Forward(self.forward.transform))
 

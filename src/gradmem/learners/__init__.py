@@ -16,6 +16,7 @@ from gradmem.learners.multimodal import Multimodal
 from gradmem.learners.rising_loss import RisingLoss
 from gradmem.learners.single import Single
 from gradmem.learners.softgem import SoftGEM
+from gradmem.learners.steadygem import SteadyGEM
 
 __all__ = [
     "AGEM",
@@ -36,6 +37,7 @@ __all__ = [
     "RisingLoss",
     "Single",
     "SoftGEM",
+    "SteadyGEM",
 ]
 
 #: Every learner by the name it has on the command line and in results: the paper's in its order,
@@ -54,4 +56,5 @@ LEARNERS: dict[str, type[Learner]] = {
     "mer": MER,
     "lamaml": LaMAML,
     "softgem": SoftGEM,
+    "steadygem": SteadyGEM,
 }

@@ -15,7 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradmem.cuda.devices import current_device
 from gradmem.distributed import processes_of
-from gradmem.gradients import Criterion, Forward, Inputs, Loss, Transform, masked, parameters
+from gradmem.gradients import (
+    Criterion,
+    Forward,
+    Inputs,
+    Loss,
+    Transform,
+    dropout_of_inputs,
+    masked,
+    parameters,
+)
 from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.boundaries import Boundaries, InferredTask, Rule
 from gradmem.learners.descriptions import Describing
@@ -86,6 +95,9 @@ class Learner(Keeping, ABC):
         too. None for no average.
     glances
         Steps on each mini-batch; what is remembered of it is remembered once, after the last.
+    input_dropout
+        Share of each input's numbers that are zero while learning, at the mini-batch and at the
+        memories, drawn anew in every pass; the others are scaled by 1 / (1 − share).
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -150,6 +162,7 @@ class Learner(Keeping, ABC):
         boundaries: Rule | None = None,
         average: float | None = None,
         glances: int = 1,
+        input_dropout: float = 0.0,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -173,7 +186,8 @@ class Learner(Keeping, ABC):
         self.network = network
         self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
-        self.passes = Forward(self.describing.of_x(transform))
+        noise = dropout_of_inputs(input_dropout)
+        self.passes = Forward(self.describing.of_x(transform), self.describing.of_x(noise))
         if decide is not None and not callable(decide):
             raise TypeError(f"decide must be a callable of outputs, got {decide!r}")
         self.decide = decide
@@ -192,7 +206,8 @@ class Learner(Keeping, ABC):
         self._inputs = Inputs(self.criterion)
         self._output_masks = OutputMasks()
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
-        self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances)
+        noisy = self.passes.noise is not None
+        self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances, noisy)
         self._lock = Lock()
 
     def _check_distributed(self, grow: bool, average: float | None) -> None:

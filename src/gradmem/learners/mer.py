@@ -40,7 +40,7 @@ class MER(Replay):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, not_finite, seed, graphs
+    glances, input_dropout, not_finite, seed, graphs
         See `Learner`. `lr` is α, the rate of the steps on single examples. The across-batch update
         is a step of the optimizer along γ (θ₀ − θₛ) / α: with plain SGD it is the paper's. With
         another optimizer, α is its rate. `clip` bounds the gradients of all steps, those on single
@@ -159,8 +159,7 @@ class MER(Replay):
         """θ ← θ − α ∇ℓ for each of the examples x: (k, …), y: (k, …)."""
         network = self.module(t)
         if self.criterion.is_plain and self.clip is None and not self.has_own_loss:
-            transform = self.passes.transform
-            given = x if transform is None else transform(self.passes.safe(network, x))
+            given = self.passes.prepared(network, self.passes.safe(network, x))
             if takes_chain_steps(network, given, y):
                 return chain_steps(network, given, y, masks, rate)
         weights = parameters(network)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
 
+from gradmem.cuda.devices import has_triton
 from gradmem.gradients.chain import chain_layers, is_chain
 
 __all__ = [
@@ -44,17 +45,28 @@ def chain_steps(
 
     `x`: (n, features), `y`: (n,), `masks`: (n, classes) or None.
 
+    On a GPU, `SIDE` examples are gone through at once.
+
     The first layer, the largest, is changed once, at the end: after j steps its weights are
     W + Σᵢ dᵢ xᵢᵀ, and so it gives W xⱼ + Σᵢ dᵢ (xᵢᵀ xⱼ), for which one product of all inputs with
     the weights and one with each other are enough.
     """
+    if x.is_cuda and len(x) > SIDE:
+        for start in range(0, len(x), SIDE):
+            part = slice(start, start + SIDE)
+            chain_steps(network, x[part], y[part], None if masks is None else masks[part], rate)
+        return
     (first, relu), *others = chain_layers(network)
     given = F.linear(x, first.weight, first.bias)  # what the first layer gives without the steps
     inner = x @ x.T if first.bias is None else x @ x.T + 1  # a bias is a weight for an input of 1
     upper = [(layer.weight.detach(), _detached(layer.bias), own) for layer, own in others]
     classes = torch.arange(chain_layers(network)[-1][0].out_features, device=y.device)
     targets = (y[:, None] == classes).to(given.dtype)
-    if x.is_cuda:
+    if x.is_cuda and _has_kernel(given, relu, upper):
+        from gradmem.learners.one_by_one_device import changes_in_a_kernel
+
+        changes = changes_in_a_kernel(given, inner, upper, y, masks, rate)
+    elif x.is_cuda:
         changes = _changes(given, inner, relu, upper, targets, masks, rate)
     else:
         changes = _changes_on_a_cpu(given, inner, relu, upper, targets, masks, float(rate))
@@ -65,6 +77,23 @@ def chain_steps(
 
 #: Weights, bias, and whether a ReLU follows.
 Upper = tuple[Tensor, Tensor | None, bool]
+#: On a GPU, layers of at most so many units, and so many examples, are one kernel's work.
+SIDE = 128
+
+
+def _has_kernel(given: Tensor, relu: bool, upper: list[Upper]) -> bool:
+    """Whether one kernel takes all steps on a GPU: three small layers with biases."""
+    if not has_triton() or given.dtype != torch.float32 or not relu or len(upper) != 2:
+        return False
+    sizes = [*given.shape, *(len(W) for W, _, _ in upper)]
+    biases = [b for _, b, _ in upper if b is not None]
+    tensors = [*(W for W, _, _ in upper), *biases]
+    return (
+        max(sizes) <= SIDE
+        and len(biases) == 2
+        and [own for _, _, own in upper] == [True, False]
+        and all(part.dtype == torch.float32 and part.is_contiguous() for part in tensors)
+    )
 
 
 def _changes(

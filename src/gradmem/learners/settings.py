@@ -38,6 +38,7 @@ class Common(TypedDict, total=False):
     boundaries: Rule | None
     average: float | None
     glances: int
+    input_dropout: float
     not_finite: str
     seed: int
     graphs: bool

@@ -63,6 +63,7 @@ class Stepping:
         graphs: bool,
         average: float | None = None,
         glances: int = 1,
+        noisy: bool = False,
     ) -> None:
         """Make the optimizer and what a step needs; see `Learner` for the parameters."""
         if non_negative_int("seed", seed) >= 2**63:
@@ -85,11 +86,13 @@ class Stepping:
         self._undo: list[Callable[[], None]] = []
         self._parts = list(network.modules())
         self._has_buffers = any(True for _ in network.buffers())
-        #: Whether the network draws random numbers as it learns, as far as one can see.
-        self.is_random = any(_is_random(part) for part in network.modules())
-        # Without Triton, a step on a GPU is waited for.
+        #: Whether random numbers are drawn as it learns, as far as one can see.
+        self.is_random = any(_is_random(part) for part in network.modules()) or noisy
+        # Without Triton, a step on a GPU is waited for. A recurrent layer's dropout has a state of
+        # its own, which a graph would not find again.
+        recurrent = any(isinstance(part, nn.RNNBase) and part.dropout for part in self._parts)
         self.graphed = GraphedSteps(
-            graphs and not self.is_random and has_triton() and self.processes is None
+            graphs and not recurrent and has_triton() and self.processes is None
         )
         self._rates = Rates()
 

@@ -1,0 +1,86 @@
+"""Our recipe: GEM with soft targets, averaged weights, several glances, and noise on the inputs."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import nn
+
+from gradmem.learners.gem import Constraining
+from gradmem.learners.softgem import SoftGEM
+from gradmem.memory import Policy
+
+__all__ = ["SteadyGEM"]
+
+
+class SteadyGEM(SoftGEM):
+    """The most accurate learner here at a given memory: exact GEM, and four things around it.
+
+    1. Constraints are at soft targets, a mixture of an example's label and what the network
+       answered when it was stored (`soft`, see `SoftGEM`): an answer says more than a label.
+    2. Predictions are made with an average of the weights (`average`): single steps on ten examples
+       go astray, in directions that no memory forbids, and the average does not.
+    3. Each mini-batch is learned in several steps (`glances`), all of them constrained: what would
+       overfit the mini-batch is held by the memories.
+    4. A part of each input is hidden while learning (`input_dropout`), at the memories, too: few
+       examples, seen often, are not learned by heart.
+
+    Memories are shared out equally among classes (`keep="balanced"`), which counts where there are
+    few. Each part is a setting, and without it the others work as they are; what each is worth is
+    measured in the board (docs/BOARD.md).
+
+    Parameters
+    ----------
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
+    seed, graphs
+        See `Learner`. The loss is cross-entropy without options.
+    memory, memories, budget, margin, margin_rule, constrain, constraints, gradients,
+    tasks_per_chunk, memory_limit, precision
+        See `GEM`.
+    temperature, teacher
+        See `SoftGEM`.
+    soft
+        Share of the stored answers in the targets of the memories.
+    average
+        Decay of the averaged weights; None for none.
+    glances
+        Steps on each mini-batch.
+    input_dropout
+        Share of an input's numbers that are zero while learning.
+    keep
+        Which examples are remembered; with another `memory`, that one's own policy counts.
+
+    Examples
+    --------
+    >>> import torch, gradmem as gm
+    >>> learner = gm.SteadyGEM(gm.mlp([2, 8, 2]), budget=50)
+    >>> for t in ("first", "second"):
+    ...     loss = learner.observe(torch.randn(10, 2), t, torch.randint(2, (10,)))
+    >>> learner.predict(torch.randn(3, 2), "first").shape
+    torch.Size([3])
+    """
+
+    def __init__(  # type: ignore[misc]  # these have other defaults here
+        self,
+        network: nn.Module,
+        *,
+        keep: str | Policy = "balanced",
+        soft: float = 0.75,
+        average: float | None = 0.995,
+        glances: int = 3,
+        input_dropout: float = 0.1,
+        temperature: float = 1.0,
+        teacher: str = "network",
+        **common: Unpack[Constraining],
+    ) -> None:
+        super().__init__(
+            network,
+            soft=soft,
+            temperature=temperature,
+            teacher=teacher,
+            keep=keep,
+            average=average,
+            glances=glances,
+            input_dropout=input_dropout,
+            **common,
+        )
