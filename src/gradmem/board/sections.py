@@ -172,6 +172,7 @@ def ablations(kept: Sequence[Kept]) -> str:
         base = whole.get((one.column, one.about["part_of"]))
         more = None if base is None else difference(one, base)
         if base is not None and more is not None:
+            same = one.about["settings"] == base.about["settings"]
             lines.append(
                 [
                     column_title(one.column),
@@ -179,7 +180,7 @@ def ablations(kept: Sequence[Kept]) -> str:
                     measured(one.estimate("acc"), ".3f"),
                     title(base.entry),
                     measured(base.estimate("acc"), ".3f"),
-                    measured(more, "+.3f"),
+                    "0" if same else measured(more, "+.3f"),
                 ]
             )
     if not lines:
@@ -188,7 +189,8 @@ def ablations(kept: Sequence[Kept]) -> str:
     return paragraphs(
         "## What each part is worth",
         "The settings are those chosen for the whole, but for the part that is missing. The "
-        "difference is the mean over seeds, on the same streams, with its 95% interval.",
+        "difference is the mean over seeds, on the same streams, with its 95% interval. It is 0 "
+        "without an interval where the chosen settings do without the part themselves.",
         table(headings, lines),
     )
 
