@@ -56,6 +56,7 @@ TITLES = {
     "mega": "MEGA",
     "mer": "MER",
     "softgem": "SoftGEM",
+    "steadygem": "SteadyGEM",
 }
 
 #: What learning cost, as tables and pictures call it.
@@ -66,8 +67,15 @@ COSTS = {
 
 
 def title(name: str) -> str:
-    """What a benchmark or an entry is called."""
-    return TITLES.get(name) or literal(name)
+    """What a benchmark or an entry is called.
+
+    Examples
+    --------
+    >>> title("gem"), title("gem without margin"), title("mine")
+    ('GEM', 'GEM without margin', 'mine')
+    """
+    whole, without, part = name.partition(" without ")
+    return (TITLES.get(whole) or literal(whole)) + without + literal(part)
 
 
 def column_title(column: Column) -> str:
@@ -164,6 +172,7 @@ def ablations(kept: Sequence[Kept]) -> str:
         base = whole.get((one.column, one.about["part_of"]))
         more = None if base is None else difference(one, base)
         if base is not None and more is not None:
+            same = one.about["settings"] == base.about["settings"]
             lines.append(
                 [
                     column_title(one.column),
@@ -171,7 +180,7 @@ def ablations(kept: Sequence[Kept]) -> str:
                     measured(one.estimate("acc"), ".3f"),
                     title(base.entry),
                     measured(base.estimate("acc"), ".3f"),
-                    measured(more, "+.3f"),
+                    "0" if same else measured(more, "+.3f"),
                 ]
             )
     if not lines:
@@ -180,7 +189,8 @@ def ablations(kept: Sequence[Kept]) -> str:
     return paragraphs(
         "## What each part is worth",
         "The settings are those chosen for the whole, but for the part that is missing. The "
-        "difference is the mean over seeds, on the same streams, with its 95% interval.",
+        "difference is the mean over seeds, on the same streams, with its 95% interval. It is 0 "
+        "without an interval where the chosen settings do without the part themselves.",
         table(headings, lines),
     )
 

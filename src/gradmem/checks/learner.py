@@ -99,6 +99,10 @@ def takes_batches_of_any_size(make: Make) -> None:
     assert learner.examples == 110, f"counted {learner.examples} examples of 110"
     steps = 10 * learner.glances
     assert learner.steps == steps, f"counted {learner.steps} steps of {steps}"
+    costs = learner.statistics()
+    assert costs["steps"] >= steps, f"counted {costs['steps']} updates in {steps} steps"
+    gradients = costs["example_gradients"]
+    assert gradients >= 110, f"counted {gradients} example gradients for 110 examples"
     _finite(learner)
 
 

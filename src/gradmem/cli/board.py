@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,7 @@ def _command(
     if len(sizes) < len(MEMORIES):
         words.append(f"--memories {','.join(sizes)}")
     if len(learners) < len(ENTRIES):
-        words.append(f"--learners {','.join(learners)}")
+        words.append(f"--learners {shlex.quote(','.join(learners))}")
     typed = {
         "--seeds": seeds,
         "--tasks": conditions.n_tasks,

@@ -41,8 +41,8 @@ class Result:
     seconds_training, seconds_evaluation
         Where the time went.
     statistics
-        The learner's counts: steps, examples, for GEM also violations; with `boundaries`, the first
-        example of each task that was found.
+        The learner's counts: steps, examples, example gradients, for GEM also violations; with
+        `boundaries`, the first example of each task that was found.
     score
         The name of what R holds.
     config

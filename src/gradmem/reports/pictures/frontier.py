@@ -72,26 +72,27 @@ def draw_frontier(
                 linestyle="none",
                 zorder=3,
             )
-        line = frontier(points, cost)
-        axes.plot(
-            [point.costs[cost] for point in line],
-            [point.score.mean for point in line],
-            color="0.7",
-            linestyle="--",
-            linewidth=1,
-            drawstyle="steps-post",
-            zorder=1,
-        )
         axes.set_xscale("log")
         axes.set_xlabel(cost)
         axes.grid(alpha=0.3)
         axes.margins(x=0.18, y=0.08)
+        _draw_line(axes, frontier(points, cost), cost)
     panels[0].set_ylabel("ACC")
     figure.suptitle(short(title))
     figure.draw_without_rendering()
     for axes, cost in zip(panels, costs, strict=True):
         _name_points(axes, points, cost)
     return save(figure, folder, name, formats)
+
+
+def _draw_line(axes: Any, line: Sequence[Point], cost: str) -> None:
+    """What can be had at a cost: steps from one point to the next, and on to the edge."""
+    left, right = axes.get_xlim()
+    places = [point.costs[cost] for point in line]
+    heights = [point.score.mean for point in line]
+    look = {"color": "0.7", "linestyle": "--", "linewidth": 1, "drawstyle": "steps-post"}
+    axes.plot([*places, right], [*heights, heights[-1]], zorder=1, **look)
+    axes.set_xlim(left, right)
 
 
 def _name_points(axes: Any, points: Sequence[Point], cost: str) -> None:
