@@ -8,6 +8,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import gradmem
+from gradmem.board import learner_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,6 +90,14 @@ def link_within(app, docname, source):
     source[0] = text
 
 
+def on_the_board(app, docname, source):
+    """A learner's page ends with its places on the board."""
+    folder, _, name = docname.rpartition("/")
+    figures = learner_text(ROOT / "results/board", name) if folder == "learners" else ""
+    if figures:
+        source[0] += f"\n## On the [board](../BOARD.md)\n\n{figures}\n"
+
+
 def as_code_or_link(app, what, name, obj, options, lines):
     """In docstrings, `name` is a link where it is a public name of gradmem, else code."""
 
@@ -120,4 +129,5 @@ def block_math(self, node):
 def setup(app):
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.connect("source-read", link_within)
+    app.connect("source-read", on_the_board)
     app.connect("autodoc-process-docstring", as_code_or_link, priority=400)  # before napoleon

@@ -19,6 +19,7 @@ from gradmem.board import (
     Searched,
     cells_of,
     keep,
+    learner_text,
     load,
     make_cells,
     page_text,
@@ -329,3 +330,14 @@ def test_the_page_in_the_repository_is_made_from_the_results_beside_it(tmp_path)
     assert {path.name for path in written[1:]} == {
         path.name for path in PAGE.with_name("board").iterdir()
     }
+
+
+def test_a_learners_places_are_those_of_the_page():
+    kept = load(RESULTS)
+    for name in {one.about["learner"] for one in kept if one.about["part_of"] is None}:
+        text = learner_text(RESULTS, name)
+        page = page_text(RESULTS)
+        accs = re.findall(r"\| (0\.\d{3} ± 0\.\d{3}) \|", text)
+        assert accs
+        assert all(acc in page for acc in accs)
+    assert learner_text(RESULTS, "nobody") == ""

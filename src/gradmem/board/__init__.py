@@ -5,7 +5,7 @@ Settings are chosen on held-out data with other seeds than those that are report
 
 from gradmem.board.entries import ENTRIES, Entry
 from gradmem.board.kept import Kept, keep, load
-from gradmem.board.page import page_text, write_board
+from gradmem.board.page import learner_text, page_text, write_board
 from gradmem.board.plan import BENCHMARKS, MEMORIES, Cell, Column, Conditions, cells_of
 from gradmem.board.runs import Searched, make_cells
 
@@ -21,6 +21,7 @@ __all__ = [
     "Searched",
     "cells_of",
     "keep",
+    "learner_text",
     "load",
     "make_cells",
     "page_text",

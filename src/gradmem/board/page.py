@@ -11,7 +11,7 @@ from gradmem.files import write_whole
 from gradmem.reports.pictures.frontier import draw_frontier
 from gradmem.reports.styles import styles
 
-__all__ = ["page_text", "write_board"]
+__all__ = ["learner_text", "page_text", "write_board"]
 
 PAGE = "BOARD.md"
 
@@ -52,6 +52,11 @@ def write_board(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> 
         folder_of = out / sections.PICTURES
         written += draw_frontier(title, points, folder_of, name, look, ("png",))
     return written
+
+
+def learner_text(folder: str | os.PathLike[str], learner: str) -> str:
+    """A table of a learner's places on the board; nothing if it has none."""
+    return sections.learner(load(folder), learner)
 
 
 def page_text(folder: str | os.PathLike[str]) -> str:

@@ -134,6 +134,20 @@ def summary(kept: Sequence[Kept]) -> str:
     return paragraphs(*parts)
 
 
+def learner(kept: Sequence[Kept], name: str) -> str:
+    """A learner's places in all columns; nothing if it has none."""
+    lines = []
+    for own, rows in columns(kept).items():
+        for place, one in enumerate(rows, 1):
+            if one.about["learner"] == name:
+                costs = [_cost(one.per_example(cost)) for cost in COSTS]
+                acc = measured(one.estimate("acc"), ".3f")
+                shown = [acc, f"{place} of {len(rows)}", *costs, _settings(one)]
+                lines.append([column_title(own), _name(one), *shown])
+    headings = ["column", "entry", "ACC", "place", *COSTS.values(), "settings"]
+    return table(headings, lines) if lines else ""
+
+
 def column(own: Column, rows: Sequence[Kept]) -> str:
     """A column's table and picture."""
     machines = _machines(rows)
