@@ -25,6 +25,11 @@ those of the runs below, which learn from all training examples and are measured
 What was tried, and how each did on the held-out data, is in the files that this page is made from.
 ACC, BWT and FWT are means over seeds with 95% confidence intervals.
 
+The table above is of learners that remember as many examples as the column says. Below, learners
+without such a memory stand beside them: single and EWC, and independent and multimodal, which are
+told the task when they predict and have weights of their own for each, multimodal twenty first
+layers in place of one.
+
 A **step** is a change of the weights along a gradient; steps come one after another, those inside
 an algorithm among them (the steps on single examples of MER and La-MAML). An **example gradient**
 is counted whenever the gradient of the loss at an example is computed, of the stream or of the

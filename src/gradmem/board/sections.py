@@ -115,10 +115,10 @@ def points(rows: Sequence[Kept]) -> list[Point]:
 
 
 def summary(kept: Sequence[Kept]) -> str:
-    """The first of each column, and how far it is before the second."""
+    """The first of those that remember in each column, and how far it is before the second."""
     lines = []
     for own, rows in columns(kept).items():
-        first, *others = rows
+        first, *others = [one for one in rows if one.column == own]
         cells = [column_title(own), _name(first), measured(first.estimate("acc"), ".3f")]
         cells += [_cost(first.per_example(cost)) for cost in COSTS]
         more = difference(first, others[0]) if others else None
