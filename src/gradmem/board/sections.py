@@ -9,7 +9,7 @@ from gradmem.benchmarks import lookup
 from gradmem.board.compare import OUTSIDE, difference, verdict
 from gradmem.board.entries import ENTRIES
 from gradmem.board.kept import Kept
-from gradmem.board.plan import BENCHMARKS, Column
+from gradmem.board.plan import BENCHMARKS, Column, cells_of
 from gradmem.reports.markdown import (
     command_text,
     interval_text,
@@ -270,7 +270,19 @@ def what_was_run(kept: Sequence[Kept]) -> str:
         "## What was run",
         "Commands: " + ", ".join(commands) + ". Each row is a file in `results/board`.",
         table(["file", "tasks × examples", "data", "seeds", "on"], lines),
+        *_not_run(kept),
     )
+
+
+def _not_run(kept: Sequence[Kept]) -> list[str]:
+    """What the board is to have and has not yet, a line for each column."""
+    there = {one.slug for one in kept}
+    missing: dict[Column, list[str]] = {}
+    for cell in cells_of():
+        if cell.slug not in there:
+            missing.setdefault(cell.column, []).append(title(cell.entry.name))
+    lines = [f"- {column_title(own)}: {', '.join(names)}" for own, names in missing.items()]
+    return ["Not run yet:", "\n".join(lines)] if lines else []
 
 
 def _is_row(one: Kept) -> bool:
