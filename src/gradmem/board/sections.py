@@ -279,7 +279,7 @@ def _not_run(kept: Sequence[Kept]) -> list[str]:
     there = {one.slug for one in kept}
     missing: dict[Column, list[str]] = {}
     for cell in cells_of():
-        if cell.slug not in there:
+        if cell.entry.part_of is None and cell.slug not in there:
             missing.setdefault(cell.column, []).append(title(cell.entry.name))
     lines = [f"- {column_title(own)}: {', '.join(names)}" for own, names in missing.items()]
     return ["Not run yet:", "\n".join(lines)] if lines else []
