@@ -315,6 +315,17 @@ def test_a_state_of_other_settings_or_with_wrong_values_is_refused():
         _same(before, learner.state_dict(), "a wrong state changed the learner")
 
 
+@pytest.mark.parametrize("kind", [gm.GEM, gm.Independent])
+def test_a_state_of_another_network_names_the_first_difference(kind):
+    state = kind(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))).state_dict()
+    with pytest.raises(ValueError, match=r"another one than was saved: 0\.weight") as wider:
+        kind(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2))).load_state_dict(state)
+    assert "(9, 4) in this network, and shape (5, 4) in the state" in str(wider.value)
+    assert "\n" not in str(wider.value)
+    with pytest.raises(ValueError, match=r"0\.bias has no place in this network"):
+        kind(nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 2))).load_state_dict(state)
+
+
 def test_a_descriptor_that_a_file_cannot_hold_is_named(tmp_path):
     learner = gm.GEM(gm.mlp([4, 6, 3]))
     learner.observe(torch.randn(4, 4), frozenset({3}), torch.arange(4) % 3)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from gradmem.cli import options
 from tests.synthetic import write_run
 
 #: Learners of the demo whose first task is compared.
@@ -168,6 +169,11 @@ def test_data_says_what_it_found():
             ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--examples", "0"],
             "examples_per_task must be at least 1, got 0 (examples_per_task is --examples)",
         ),
+        (
+            ["run", "--benchmark", "mnist-rotation", "--learner", "gem"],
+            "got 'mnist-rotation': did you mean mnist-rotations?",
+        ),
+        (["run", "--benchmark", "mnist-rotations", "--learner", "gemm"], ": did you mean gem?"),
         (["report", "no-such-folder"], "no-such-folder does not exist"),
         (["run", "--benchmark", "mnist-rotations"], "--learner"),
     ],
@@ -184,6 +190,36 @@ def test_a_folder_without_data_says_what_to_do(tmp_path):
     assert str(tmp_path) in said
     assert "train-images-idx3-ubyte" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("assigned", "typed"), [((), ("--margn", "1")), (("gem.margn=1",), ())])
+def test_an_unknown_setting_lists_what_can_be_typed(assigned, typed):
+    with pytest.raises(ValueError, match=r"gem has no setting margn \(got 1\); it has ") as error:
+        options.read_settings("mnist-rotations", ["gem"], assigned, typed)
+    listed = str(error.value).partition("it has ")[2]
+    assert "--margin, --margin-rule, " in listed
+    assert listed.endswith(": did you mean --margin?")
+    assert not [name for name in ("optimizer", "transform", "decide", "loss") if name in listed]
+
+
+def test_missing_data_is_told_in_the_words_of_the_command_line(tmp_path):
+    command = ["run", "--benchmark", "mnist-rotations", "--learner", "gem"]
+    said = " ".join(gradmem(*command, "--data", tmp_path, code=1).split())
+    assert "give --data FOLDER or set GRADMEM_DATA=FOLDER; or give --data sample for" in said
+    said = " ".join(gradmem("data", tmp_path, code=1).split())
+    assert "give gradmem data FOLDER or set" in said
+
+
+def test_a_function_that_makes_no_learner_is_named(tmp_path):
+    (tmp_path / "data.py").write_text("import numpy\ndef make(seed):\n    numpy.array([])[seed]\n")
+    (tmp_path / "more.py").write_text("def make(seed):\n    return 3\n")
+    options = ["run", "--benchmark", "mnist-rotations", *TINY, "--learner"]
+    said = " ".join(gradmem(*options, "more:make", cwd=tmp_path, code=2).split())
+    assert "more:make made no learner (a learner is a class with observe and predict" in said
+    (tmp_path / "data.py").write_text("def make(seed):\n    return int(seed)\n")
+    said = " ".join(gradmem(*options, "data:make", cwd=tmp_path, code=2).split())
+    assert "data:make made no learner (a learner is" in said
+    assert ": TypeError: int() argument" in said
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "report", "data", "learners"])

@@ -346,3 +346,12 @@ def test_what_is_known_of_a_run_is_in_its_config(continuum):
         "device": "cpu",
     }
     assert gm.run(gm.Single(gm.mlp([1, 4, 3])), continuum).config["learner"] == "single"
+
+
+def test_a_class_or_something_else_in_place_of_a_learner_is_named(continuum):
+    with pytest.raises(TypeError, match=r"got the class GEM, not a learner: gm\.GEM\(network\)"):
+        gm.run(gm.GEM, continuum)
+    with pytest.raises(TypeError, match=r"not a learner: Remembers\(network\)"):
+        gm.run(Remembers, continuum)
+    with pytest.raises(TypeError, match="needs observe and predict, got Linear without observe"):
+        gm.run(torch.nn.Linear(1, 2), continuum)

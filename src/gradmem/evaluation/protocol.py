@@ -95,6 +95,7 @@ def run(
     >>> gm.run(gm.Single(gm.mlp()), continuum, score=closeness).score
     'closeness'
     """
+    _check_learner(learner)
     if every is not None:
         positive_int("every", every)
     if not isinstance(continuum, Continuum):
@@ -300,6 +301,17 @@ class _Run:
             score=name_of(self.score),
             config=dict(self.config),
         )
+
+
+def _check_learner(learner: Any) -> None:
+    """Refuse a class, and what cannot observe and predict."""
+    if isinstance(learner, type):
+        given = learner in LEARNERS.values()
+        make = f"{'gm.' if given else ''}{learner.__name__}(network)"
+        raise TypeError(f"got the class {learner.__name__}, not a learner: {make} makes one")
+    if missing := [name for name in ("observe", "predict") if not hasattr(learner, name)]:
+        kind = type(learner).__name__
+        raise TypeError(f"a learner needs observe and predict, got {kind} without {missing[0]}")
 
 
 def _hooks(callbacks: Iterable[Any]) -> dict[str, list[Callable[..., None]]]:
