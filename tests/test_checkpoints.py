@@ -290,8 +290,28 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     for learner in (gm.Single(network()), gm.GEM(network(), memories=9)):
         with pytest.raises(CheckpointError, match="does not fit this run"):
             gm.run(learner, continuum(), checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="another run: memories was 5 and is 9"):
+        gm.run(gm.GEM(network(), memories=9), continuum(), checkpoint=tmp_path)
     with pytest.raises(ValueError, match="save_every needs a checkpoint"):
         gm.run(gm.Single(network()), continuum(), save_every=10)
+
+
+@pytest.mark.parametrize("changed", ["x", "y", "test"])
+def test_the_checkpoint_of_a_run_with_other_data_is_refused(tmp_path, changed):
+    """Of the same shapes, and with the same task names."""
+
+    def stream(other=False):
+        x, y = torch.linspace(-1, 1, 200).view(50, 4), torch.arange(50) % 3
+        test = (x[:10].clone(), y[:10])
+        if other:
+            {"x": x, "y": y, "test": test[0]}[changed][9] = 1
+        return gm.Continuum([gm.Task("a", (x, y), test), gm.Task("b", (x + 1, y), test)])
+
+    first = gm.run(gm.GEM(network(), memories=5), stream(), checkpoint=tmp_path)
+    again = gm.run(gm.GEM(network(), memories=5), stream(), checkpoint=tmp_path)
+    assert (first.R == again.R).all()
+    with pytest.raises(CheckpointError, match="another run: its data were others"):
+        gm.run(gm.GEM(network(), memories=5), stream(other=True), checkpoint=tmp_path)
 
 
 def test_a_state_of_other_settings_or_with_wrong_values_is_refused():

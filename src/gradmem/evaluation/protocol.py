@@ -211,8 +211,8 @@ class _Run:
         if state is None or self.checkpoint is None:
             return False
         try:
-            if state["config"] != self._identity():
-                raise ValueError("it is of another run")
+            if changed := _changed(json.loads(state["config"]), json.loads(self._identity())):
+                raise ValueError(f"it is of another run: {changed}")
             self.learner.load_state_dict(state["learner"])
             self.position, self.examples = tuple(state["position"]), int(state["examples"])
             self.R = [row.numpy() for row in state["R"]]
@@ -229,6 +229,9 @@ class _Run:
         """What a run must share with the one whose checkpoint it goes on from."""
         known = {name: v for name, v in self.config.items() if name != "device"}
         known |= {"labels": self.continuum.labels(), "score": name_of(self.score)}
+        parts = [task.train for task in self.continuum.tasks] + [*self.continuum.tests.values()]
+        # What is read lazily may come out otherwise every time, and is not looked at.
+        known["data"] = [part.fingerprint() for part in parts if isinstance(part, Examples)]
         return json.dumps(plain(known), sort_keys=True)
 
     def _measure(self) -> None:
@@ -417,6 +420,25 @@ def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
         return None
     seen = {j for j in learned[: len(R)] if j is not None}
     return float(R[-1][sorted(seen)].mean() if seen else R[-1].mean())
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between the runs of a checkpoint and of now, in words; nothing if all is same.
+
+    A checkpoint of an earlier version does not say what its data were.
+    """
+    old, new = ({**one, **(one.get("settings") or {})} for one in (before, now))
+    if "data" not in old:
+        new.pop("data", None)
+    parts = []
+    for name in {**old, **new}:
+        if name == "settings" or old.get(name) == new.get(name):
+            continue
+        if name in ("data", "labels"):
+            parts.append({"data": "its data were others", "labels": "its tasks were others"}[name])
+        else:
+            parts.append(f"{name} was {old.get(name)!r} and is {new.get(name)!r}")
+    return ", ".join(parts)
 
 
 def _config(

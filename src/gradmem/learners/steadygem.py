@@ -42,7 +42,9 @@ class SteadyGEM(SoftGEM):
     soft
         Share of the stored answers in the targets of the memories.
     average
-        Decay of the averaged weights; None for none.
+        Decay of the averaged weights; None for none. The average follows the weights some
+        1 / (1 − decay) steps late, and begins at the first ones: 0.998 for long streams, none for
+        those of fewer steps than that.
     glances
         Steps on each mini-batch.
     input_dropout
@@ -66,7 +68,7 @@ class SteadyGEM(SoftGEM):
         *,
         keep: str | Policy = "balanced",
         soft: float = 0.75,
-        average: float | None = 0.995,
+        average: float | None = 0.99,
         glances: int = 3,
         input_dropout: float = 0.1,
         temperature: float = 1.0,

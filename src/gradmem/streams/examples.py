@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ __all__ = ["Examples", "Pair", "Seed", "are_class_ids", "permutation", "served",
 
 Pair = tuple[Tree, Tree]
 Seed = int | Sequence[int]
+
+#: Examples that are looked at to tell some examples from others.
+LOOKED_AT = 32
 
 #: Mini-batches of a shuffled pass that are gathered at once, since each gather on a GPU costs time.
 BATCHES_PER_FETCH = 64
@@ -114,6 +118,16 @@ class Examples:
             return False
         ours, theirs = leaves((self.x, self.y)), leaves((other.x, other.y))
         return [*map(id, ours)] == [*map(id, theirs)]
+
+    def fingerprint(self) -> str:
+        """A text that other examples do not have: a digest of some of them, spread over all."""
+        n = len(self)
+        some = torch.linspace(0, n - 1, min(n, LOOKED_AT)).round().long().to(self.device)
+        digest = hashlib.sha256(f"{n} {self.divisor}".encode())
+        for leaf in leaves((self.x, self.y)):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            digest.update(leaf[some].detach().cpu().contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()[:16]
 
     def batches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
         """All examples, `size` at a time, in their order; if `shuffle`, in one drawn by `seed`."""
