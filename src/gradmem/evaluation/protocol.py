@@ -36,7 +36,7 @@ EVALUATION_BATCH = 2000
 TOGETHER = 2**27
 
 #: What a callback may have.
-HOOKS = ("on_batch", "on_task", "on_end")
+HOOKS = ("on_resume", "on_batch", "on_task", "on_end")
 
 
 def run(
@@ -69,8 +69,9 @@ def run(
         `score(prediction, y)` gives a real number for each example, (n,), the higher the better;
         R holds their means. If left out, accuracy: whether the predicted class id is y.
     callbacks
-        Objects with any of `on_batch(progress)`, `on_task(progress)` and `on_end(result)`, see
-        `Callback`.
+        Objects with any of `on_resume(progress)`, `on_batch(progress)`, `on_task(progress)` and
+        `on_end(result)`, see `Callback`. A run prints nothing itself: the `gradmem` command shows
+        its progress by such an object, and `on_progress=print` shows all of it.
     on_progress
         Called with a `Progress` after every mini-batch and every row of R.
     checkpoint
@@ -156,7 +157,9 @@ class _Run:
 
     def result(self) -> Result:
         """Train and evaluate on all tasks, and call the callbacks."""
-        if not self._resume():
+        if self._resume():
+            self._tell("on_resume", min(self.position[0], self.continuum.n_tasks - 1))
+        else:
             self._measure()
         for i in range(self.position[0], self.continuum.n_tasks):
             self._learn(i)
