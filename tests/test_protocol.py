@@ -296,7 +296,7 @@ def test_callbacks_follow_the_run(continuum):
 
 
 def test_what_is_no_callback_is_named(continuum):
-    with pytest.raises(TypeError, match="needs one of on_resume, on_batch, .*, got <function"):
+    with pytest.raises(TypeError, match=r"needs one of on_resume, on_batch, .*, got <function"):
         gm.run(Remembers(), continuum, callbacks=[lambda progress: None])
 
 

@@ -96,11 +96,11 @@ def run(
     >>> gm.run(gm.Single(gm.mlp()), continuum, score=closeness).score
     'closeness'
     """
-    _check_learner(learner)
     if every is not None:
         positive_int("every", every)
     if not isinstance(continuum, Continuum):
         raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
+    _check_learner(learner)
     hooks = _hooks(callbacks)
     if on_progress is not None:
         for name in ("on_batch", "on_task"):
