@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
-from gradmem.cli import options
+from gradmem.cli import doctor, options
 from tests.synthetic import write_run
 
 #: Learners of the demo whose first task is compared.
@@ -309,9 +310,28 @@ def test_doctor_names_a_folder_that_is_not_there(tmp_path):
     assert "GRADMEM_DATA must name a folder" in said
 
 
+def test_doctor_shows_what_one_may_do_without_as_optional(monkeypatch, capsys):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(doctor, "_data", lambda: [])
+    doctor.doctor_command()
+    said = capsys.readouterr().out
+    assert "  – optuna         optional, not installed" in said
+    assert 'optuna: pip install "gradmem[optuna]"' in said
+    assert "! optuna" not in said
+
+
 def test_demo_shows_rows_and_writes_a_page(tmp_path):
     said = gradmem("demo", "--no-open", cwd=tmp_path)
     assert said.count("after task 10:") == 3
+    heading, row = said.splitlines()[1:3]
+    assert heading.split()[:3] == ["on", "task", "1"]
+    assert len(heading) == len(row)
+    assert "(below 0: forgotten)" in said
+    assert said.count(".png") == 0
+    assert [line.split()[0] for line in said.splitlines()[-3:]] == ["single", "gem", "Every"]
     assert (tmp_path / "demo" / "report.html").exists()
     assert str(tmp_path / "demo" / "report.html") in said
     kept = [json.loads((tmp_path / f"demo/{n}-seed0/result.json").read_text()) for n in KEPT]
