@@ -335,6 +335,17 @@ def test_a_state_of_other_settings_or_with_wrong_values_is_refused():
         _same(before, learner.state_dict(), "a wrong state changed the learner")
 
 
+@pytest.mark.parametrize("kind", [gm.GEM, gm.Independent])
+def test_a_state_of_another_network_names_the_first_difference(kind):
+    state = kind(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))).state_dict()
+    with pytest.raises(ValueError, match=r"another one than was saved: 0\.weight") as wider:
+        kind(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2))).load_state_dict(state)
+    assert "(9, 4) in this network, and shape (5, 4) in the state" in str(wider.value)
+    assert "\n" not in str(wider.value)
+    with pytest.raises(ValueError, match=r"0\.bias has no place in this network"):
+        kind(nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 2))).load_state_dict(state)
+
+
 def test_a_descriptor_that_a_file_cannot_hold_is_named(tmp_path):
     learner = gm.GEM(gm.mlp([4, 6, 3]))
     learner.observe(torch.randn(4, 4), frozenset({3}), torch.arange(4) % 3)
@@ -447,6 +458,23 @@ def test_learners_in_several_threads_go_the_same_way_as_alone():
         _same(alone.state_dict(), learner.state_dict(), "a learner in a thread went another way")
 
 
+def test_callbacks_are_told_from_where_a_run_goes_on(tmp_path):
+    told = []
+
+    class Stops(gm.Callback):
+        def on_resume(self, progress):
+            told.append((progress.task, progress.examples))
+
+        def on_task(self, progress):
+            if progress.task == 1 and not told:
+                raise RuntimeError("stopped")
+
+    for _ in range(2):
+        with suppress(RuntimeError):
+            gm.run(make("single", {}), continuum(), callbacks=[Stops()], checkpoint=tmp_path)
+    assert told == [(2, 72)]
+
+
 # The command line
 
 
@@ -507,9 +535,15 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, tmp_path):
         assert process.returncode == 128 + number
         assert "the same command goes on" in said
         assert "Traceback" not in said
+        assert "failed" not in said
+        assert said.count("Stopped") == 1
         state = load_state(tmp_path / "run" / "checkpoint" / "checkpoint.safetensors", "a run")
         assert state["examples"] > 0
-    subprocess.run(command(tmp_path / "run"), check=True, capture_output=True)
+    told = {"check": True, "capture_output": True, "text": True}
+    again = subprocess.run(command(tmp_path / "run"), **told).stdout
+    if process.returncode:
+        there = f"of 4, {state['examples']} of 800 examples"
+        assert there in again.partition("goes on from its checkpoint: task ")[2]
     assert (tmp_path / "run" / "result.json").exists()
 
 

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
+from gradmem.cli import doctor, options
 from tests.synthetic import write_run
 
 #: Learners of the demo whose first task is compared.
@@ -168,6 +170,11 @@ def test_data_says_what_it_found():
             ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--examples", "0"],
             "examples_per_task must be at least 1, got 0 (examples_per_task is --examples)",
         ),
+        (
+            ["run", "--benchmark", "mnist-rotation", "--learner", "gem"],
+            "got 'mnist-rotation': did you mean mnist-rotations?",
+        ),
+        (["run", "--benchmark", "mnist-rotations", "--learner", "gemm"], ": did you mean gem?"),
         (["report", "no-such-folder"], "no-such-folder does not exist"),
         (["run", "--benchmark", "mnist-rotations"], "--learner"),
     ],
@@ -184,6 +191,36 @@ def test_a_folder_without_data_says_what_to_do(tmp_path):
     assert str(tmp_path) in said
     assert "train-images-idx3-ubyte" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("assigned", "typed"), [((), ("--margn", "1")), (("gem.margn=1",), ())])
+def test_an_unknown_setting_lists_what_can_be_typed(assigned, typed):
+    with pytest.raises(ValueError, match=r"gem has no setting margn \(got 1\); it has ") as error:
+        options.read_settings("mnist-rotations", ["gem"], assigned, typed)
+    listed = str(error.value).partition("it has ")[2]
+    assert "--margin, --margin-rule, " in listed
+    assert listed.endswith(": did you mean --margin?")
+    assert not [name for name in ("optimizer", "transform", "decide", "loss") if name in listed]
+
+
+def test_missing_data_is_told_in_the_words_of_the_command_line(tmp_path):
+    command = ["run", "--benchmark", "mnist-rotations", "--learner", "gem"]
+    said = " ".join(gradmem(*command, "--data", tmp_path, code=1).split())
+    assert "give --data FOLDER or set GRADMEM_DATA=FOLDER; or give --data sample for" in said
+    said = " ".join(gradmem("data", tmp_path, code=1).split())
+    assert "give gradmem data FOLDER or set" in said
+
+
+def test_a_function_that_makes_no_learner_is_named(tmp_path):
+    (tmp_path / "data.py").write_text("import numpy\ndef make(seed):\n    numpy.array([])[seed]\n")
+    (tmp_path / "more.py").write_text("def make(seed):\n    return 3\n")
+    options = ["run", "--benchmark", "mnist-rotations", *TINY, "--learner"]
+    said = " ".join(gradmem(*options, "more:make", cwd=tmp_path, code=2).split())
+    assert "more:make made no learner (a learner is a class with observe and predict" in said
+    (tmp_path / "data.py").write_text("def make(seed):\n    return int(seed)\n")
+    said = " ".join(gradmem(*options, "data:make", cwd=tmp_path, code=2).split())
+    assert "data:make made no learner (a learner is" in said
+    assert ": TypeError: int() argument" in said
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "report", "data", "learners"])
@@ -273,9 +310,28 @@ def test_doctor_names_a_folder_that_is_not_there(tmp_path):
     assert "GRADMEM_DATA must name a folder" in said
 
 
+def test_doctor_shows_what_one_may_do_without_as_optional(monkeypatch, capsys):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(doctor, "_data", lambda: [])
+    doctor.doctor_command()
+    said = capsys.readouterr().out
+    assert "  – optuna         optional, not installed" in said
+    assert 'optuna: pip install "gradmem[optuna]"' in said
+    assert "! optuna" not in said
+
+
 def test_demo_shows_rows_and_writes_a_page(tmp_path):
     said = gradmem("demo", "--no-open", cwd=tmp_path)
     assert said.count("after task 10:") == 3
+    heading, row = said.splitlines()[1:3]
+    assert heading.split()[:3] == ["on", "task", "1"]
+    assert len(heading) == len(row)
+    assert "(below 0: forgotten)" in said
+    assert said.count(".png") == 0
+    assert [line.split()[0] for line in said.splitlines()[-3:]] == ["single", "gem", "Every"]
     assert (tmp_path / "demo" / "report.html").exists()
     assert str(tmp_path / "demo" / "report.html") in said
     kept = [json.loads((tmp_path / f"demo/{n}-seed0/result.json").read_text()) for n in KEPT]

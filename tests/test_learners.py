@@ -204,6 +204,24 @@ def test_a_network_that_gives_no_logits_is_refused():
         learner.observe(torch.randn(5, 4), 0, torch.zeros(5, dtype=torch.long))
 
 
+def test_inputs_of_another_type_say_what_would_do():
+    learner, y = gm.GEM(gm.mlp([4, 3, 2])), torch.tensor([0, 1])
+    wrong = r"x of shape \(n, 4\), torch.float64, on cpu: .*; it takes x\.float\(\)$"
+    with pytest.raises(ValueError, match=wrong):
+        learner.observe(torch.zeros(2, 4, dtype=torch.float64), 0, y)
+    with pytest.raises(ValueError, match=r"\(n, 5\), torch.float64, on cpu: .*[^)]$"):
+        learner.observe(torch.zeros(2, 5, dtype=torch.float64), 0, y)
+    with pytest.raises(TypeError, match=r"got ndarray: torch\.as_tensor\(x\) makes a tensor"):
+        learner.observe(np.zeros((2, 4), np.float32), 0, y)
+    with pytest.raises(TypeError, match=r"got ndarray: torch\.as_tensor\(y\) makes a tensor"):
+        learner.observe(torch.zeros(2, 4), 0, y.numpy())
+
+
+def test_a_setting_that_was_misspelt_is_guessed():
+    with pytest.raises(TypeError, match=r"no setting 'margn'; it has .*: did you mean margin\?"):
+        gm.GEM(gm.mlp([4, 3, 2]), margn=0)
+
+
 def test_a_loss_that_is_not_finite_says_what_may_help():
     learner = gm.Single(gm.mlp([4, 2]), lr=1e38)
     x, y = torch.full((5, 4), 9.0), torch.tensor([0, 1, 0, 1, 1])

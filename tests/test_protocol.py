@@ -296,7 +296,7 @@ def test_callbacks_follow_the_run(continuum):
 
 
 def test_what_is_no_callback_is_named(continuum):
-    with pytest.raises(TypeError, match="needs one of on_batch, on_task, on_end, got <function"):
+    with pytest.raises(TypeError, match=r"needs one of on_resume, on_batch, .*, got <function"):
         gm.run(Remembers(), continuum, callbacks=[lambda progress: None])
 
 
@@ -346,3 +346,12 @@ def test_what_is_known_of_a_run_is_in_its_config(continuum):
         "device": "cpu",
     }
     assert gm.run(gm.Single(gm.mlp([1, 4, 3])), continuum).config["learner"] == "single"
+
+
+def test_a_class_or_something_else_in_place_of_a_learner_is_named(continuum):
+    with pytest.raises(TypeError, match=r"got the class GEM, not a learner: gm\.GEM\(network\)"):
+        gm.run(gm.GEM, continuum)
+    with pytest.raises(TypeError, match=r"not a learner: Remembers\(network\)"):
+        gm.run(Remembers, continuum)
+    with pytest.raises(TypeError, match="needs observe and predict, got Linear without observe"):
+        gm.run(torch.nn.Linear(1, 2), continuum)

@@ -3,12 +3,15 @@
 import io
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from markupsafe import escape
 from rich.console import Console
 
+import gradmem as gm
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.files import write_json
 from gradmem.published import appendix_b, settings
@@ -20,6 +23,8 @@ from gradmem.reports import (
     terminal_table,
     write_page,
 )
+from gradmem.reports.pictures import heat_map
+from gradmem.reports.pictures.figure import slug
 from gradmem.reports.published import published
 from gradmem.reports.styles import styles
 from gradmem.reports.summary import failed_lines, leading, memory_lines
@@ -37,7 +42,44 @@ def printed(rows, width):
     return console.file.getvalue().splitlines()
 
 
+def test_tasks_of_a_heat_map_have_their_own_names(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", n_tasks=3)
+    path = tmp_path / "run" / "result.json"
+    figures = []
+    monkeypatch.setattr(heat_map, "save", lambda figure, *_: figures.append(figure) or [])
+    for labels in (["task a", "task b", "task $c"], ["task 0", "task 1", "task 2"]):
+        write_json(path, json.loads(path.read_text()) | {"tasks": labels})
+        (row,) = rows_of(tmp_path)
+        heat_map.draw_heat_map(row, tmp_path)
+    shown = [
+        [[tick.get_text() for tick in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)]
+        for axes in (figure.axes[0] for figure in figures)
+    ]
+    assert shown == [[["a", "b", r"\$c"]] * 2, [["1", "2", "3"]] * 2]
+
+
+def test_a_function_with_its_arguments_is_named_as_it_is_called(tmp_path):
+    data = (torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    continuum = gm.Continuum([gm.Task("a", data, data), gm.Task("b", data, data)])
+    for lr in (0.001, 0.01):
+        optimizer = partial(torch.optim.AdamW, lr=lr)
+        gm.run(gm.GEM(gm.mlp([2, 2]), optimizer=optimizer), continuum).save(tmp_path / str(lr))
+    rows = rows_of(tmp_path)
+    assert [row.name for row in rows] == [f"gem (optimizer=AdamW(lr={lr}))" for lr in (0.001, 0.01)]
+    assert slug(rows[0].name) == "gem-optimizer=AdamW-lr=0.001"
+
+
 # What is in the page
+
+
+@pytest.mark.parametrize(("benchmark", "is_said"), [("mnist-rotations", True), ("mine", False)])
+def test_the_papers_figure_is_named_for_its_benchmarks_only(tmp_path, benchmark, is_said):
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    write_json(path, json.loads(path.read_text()) | {"benchmark": benchmark})
+    text = write_page(rows_of(tmp_path), tmp_path / "report.html").read_text()
+    assert ("As in the paper’s Figure 1" in text) is is_said
+    assert '<label for="find">Filter by text</label>' in text
 
 
 def test_the_page_carries_everything_it_needs(tmp_path):

@@ -50,6 +50,12 @@ window.addEventListener("load", () => setTimeout(() => {
     caption: document.getElementById("matrix-caption").textContent,
     active: [...document.querySelectorAll("#diagnostics-table td")].map((td) => td.textContent),
     bars: traces("bars"), curves: traces("curves"), memory: traces("memory"), time: traces("time"),
+    on: document.getElementById("matrix").layout?.xaxis.ticktext,
+    tasks: (document.getElementById("tasks").data || []).map((trace) => trace.name),
+    task: [...document.querySelectorAll("#task option")].map((option) => option.textContent),
+    time_looks: each("time", ({ name, marker }) => [name, marker.color, marker.symbol]),
+    hidden: [...document.querySelectorAll("main > section[hidden]")].map(({ id }) => id),
+    links: [...document.querySelectorAll("nav a:not([hidden])")].map((one) => one.textContent),
     address: location.hash,
     status: document.getElementById("count").textContent,
     nothing: !document.getElementById("nothing").hidden,
@@ -226,11 +232,12 @@ def test_eight_rows_of_one_learner_all_look_different(tmp_path):
     for memories in range(10, 18):
         write_run(tmp_path / f"{memories}", settings={"memories": memories})
     seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
-    for looks in (seen.probe["looks"][0], seen.probe["bar_looks"][0]):
+    in_time = [look[1:] for look in seen.probe["time_looks"][0]]
+    for looks in (seen.probe["looks"][0], seen.probe["bar_looks"][0], in_time):
         assert len({json.dumps(look) for look in looks}) == 8
 
 
-def test_a_task_that_comes_back_is_called_by_its_own_number(tmp_path):
+def test_a_task_that_comes_back_is_called_by_its_own_name(tmp_path):
     write_run(tmp_path / "run", n_tasks=3)
     path = tmp_path / "run" / "result.json"
     result = json.loads(path.read_text())
@@ -239,7 +246,38 @@ def test_a_task_that_comes_back_is_called_by_its_own_number(tmp_path):
     result |= {name: getattr(metrics, name) for name in ("acc", "bwt", "fwt")}
     write_json(path, result | {"R": R, "learned": learned})
     seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
-    assert seen.probe["after"] == ["1", "2", "3", "2"]
+    assert seen.probe["after"] == ["0°", "10°", "20°", "10°"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["task a", "task b", "<i>c</i>"], ["a", "b", "&lt;i&gt;c&lt;/i&gt;"]),
+        (["task 0", "task 1", "task 2"], ["1", "2", "3"]),
+        (["task a", "task b", "a name that is long"], ["1", "2", "3"]),
+    ],
+)
+def test_tasks_have_their_own_names_where_these_are_short(tmp_path, labels, names):
+    write_run(tmp_path / "run", n_tasks=3)
+    path = tmp_path / "run" / "result.json"
+    write_json(path, json.loads(path.read_text()) | {"tasks": labels})
+    seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html")).probe
+    assert seen["on"] == seen["after"] == names
+    assert seen["tasks"] == [f"task {name}" for name in names]
+    second = "task 2 (b)" if names[1] == "b" else "task 2"
+    assert seen["task"][1] == second
+
+
+def test_rows_of_one_learner_are_told_apart_over_time_and_empty_sections_left_out(tmp_path):
+    for lr in (0.01, 0.1):
+        write_run(tmp_path / str(lr), settings={"lr": lr})
+    page = write_page(rows_of(tmp_path), tmp_path / "report.html")
+    seen = browse(page).probe
+    ((one, other),) = seen["time_looks"]
+    assert (one[0], other[0]) == ("gem (lr=0.01)", "gem (lr=0.1)")
+    assert one[1:] != other[1:]
+    assert seen["hidden"] == ["memory"]
+    assert "Memory" not in seen["links"]
 
 
 def test_a_seed_without_projections_does_not_hide_the_others(tmp_path):

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,9 @@ def plain(value: Any) -> Any:
     --------
     >>> plain({"R": np.array([[0.5, np.nan]]), 3: (1, 2)})
     {'R': [[0.5, None]], '3': [1, 2]}
+    >>> from functools import partial
+    >>> plain({"optimizer": partial(torch.optim.AdamW, lr=0.001)})
+    {'optimizer': 'AdamW(lr=0.001)'}
     >>> plain({"lr": 0.1, "loss": torch.nn.functional.mse_loss, "clip": torch.tensor(1.0)})
     {'lr': 0.1, 'loss': 'mse_loss', 'clip': 1.0}
     """
@@ -193,6 +197,19 @@ def plain(value: Any) -> Any:
         return None
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, partial):
+        return _call_text(value)
     # Without the address in memory, which is another one in every run.
     name = getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
     return re.sub(r"\s+", " ", name)
+
+
+def _call_text(call: partial[Any]) -> str:
+    """A function with some of its arguments, as one would type its call."""
+    given = [_argument(value) for value in call.args]
+    given += [f"{name}={_argument(value)}" for name, value in call.keywords.items()]
+    return f"{plain(call.func)}({', '.join(given)})"
+
+
+def _argument(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(plain(value))

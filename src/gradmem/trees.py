@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,9 +81,12 @@ def check(name: str, tree: Tree) -> int:
     for leaf in found:
         if not isinstance(leaf, Tensor):
             inside = "" if leaf is tree else " in it"
+            is_array = isinstance(leaf, np.ndarray)
+            make = f"torch.as_tensor({name if leaf is tree else 'array'})"
+            more = f": {make} makes a tensor of an array" if is_array else ""
             raise TypeError(
                 f"{name} must be a tensor, or a dict, tuple or list of tensors, got "
-                f"{type(leaf).__name__}{inside}"
+                f"{type(leaf).__name__}{inside}{more}"
             )
         if leaf.ndim < 1 or len(leaf) == 0:
             raise ValueError(f"{name} must be (n, …) with n ≥ 1, got shape {tuple(leaf.shape)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Hashable, Iterable
 from itertools import pairwise
@@ -12,6 +13,7 @@ import torch
 
 __all__ = [
     "class_ids",
+    "close_to",
     "descriptor",
     "non_negative",
     "non_negative_int",
@@ -51,8 +53,21 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """`value`, which must be one of `choices`."""
     choices = list(choices)
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r:.100}")
+        known, meant = ", ".join(choices), close_to(value, choices)
+        raise ValueError(f"{name} must be one of {known}; got {value!r:.100}{meant}")
     return str(value)
+
+
+def close_to(value: Any, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the choice that it resembles, if one does.
+
+    Examples
+    --------
+    >>> close_to("gemm", ["single", "gem"]), close_to("sgd", ["single", "gem"])
+    (': did you mean gem?', '')
+    """
+    found = difflib.get_close_matches(str(value)[:100], choices, n=1)
+    return f": did you mean {found[0]}?" if found else ""
 
 
 def class_ids(name: str, values: Any) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ def main() -> None:
         if not _is_ours(error):
             typed.append("gradmem --debug … shows where")
         more = f" ({', '.join(typed)})" if typed else ""
-        message = Text.assemble(("error: ", "red"), shown(str(error)), more)
+        message = Text.assemble(("error: ", "red"), shown(options.as_typed(str(error))), more)
         Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2 if isinstance(error, ValueError | TypeError) else 1)
 

@@ -31,6 +31,12 @@ __all__ = ["demo_command"]
 #: Learners and their settings; the rest is the benchmark's.
 LEARNERS = {"single": {"lr": 0.1}, "ewc": {}, "gem": {}}
 TASKS, EXAMPLES = 10, 500
+#: What the table's columns are.
+METRICS = (
+    "ACC: mean accuracy on all tasks at the end. BWT: how later tasks changed it on earlier ones "
+    "(below 0: forgotten).\nFWT: how much better a task was known before its turn than without "
+    "any training."
+)
 #: Rows of the curves' chart, and columns per task.
 HEIGHT, STEP = 11, 3
 #: From a score of 0 to 1, in red, green and blue.
@@ -59,13 +65,14 @@ def demo_command(
             view.start(experiment.learner)
             run_into(out / name, experiment, [view], overwrite=True)
     seconds = time.perf_counter() - begun
-    write_report([out / name for name in planned], out)
+    write_report([out / name for name in planned], out, brief=True)
     page = (out / "report.html").absolute()
     single, gem = (view.rows[name] for name in ("single", "gem"))
     say(
+        f"{METRICS}\n\n"
         f"{seconds:.0f} s. Accuracy on the first task, when it was learned and after all {TASKS}:\n"
-        f"  SGD {single[0][0]:.2f} → {single[-1][0]:.2f}\n"
-        f"  GEM {gem[0][0]:.2f} → {gem[-1][0]:.2f}\n"
+        f"  single (plain SGD)  {single[0][0]:.2f} → {single[-1][0]:.2f}\n"
+        f"  gem                 {gem[0][0]:.2f} → {gem[-1][0]:.2f}\n"
         f"Every chart is on the page: {page}"
     )
     if open_page and console.is_terminal and _has_windows():
@@ -93,7 +100,8 @@ class View:
         self.now = learner
         self.rows[learner] = np.zeros((0, TASKS))
         if not console.is_terminal:
-            say(learner)
+            numbers = " ".join(f"{j + 1:>4}" for j in range(TASKS))
+            say(f"{learner}: accuracy on every task\n  {'on task':<15}{numbers}")
 
     def on_task(self, progress: Progress) -> None:
         """A row of R is there: show it."""

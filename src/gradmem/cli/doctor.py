@@ -29,6 +29,9 @@ SETS: dict[str, tuple[Callable[..., Any], str, str]] = {
 
 Line = tuple[str, str, str]  # what, what was found, what to do about it ("" if it is well)
 
+#: What was found of a library that one may do without.
+OPTIONAL = "optional, not installed"
+
 
 def doctor_command() -> None:
     """Say what is installed, found and missing, and how to get it. Nothing is downloaded."""
@@ -36,7 +39,8 @@ def doctor_command() -> None:
     for heading, lines in {"Versions": _versions, "Machine": _machine, "Data": _data}.items():
         say(heading)
         for what, found, todo in lines():
-            say(f"  {'!' if todo else ' '} {what:<14} {found}")
+            mark = "–" if found == OPTIONAL else "!" if todo else " "
+            say(f"  {mark} {what:<14} {found}")
             if todo:
                 advice.append(f"  {what}: {todo}")
     if advice:
@@ -55,7 +59,7 @@ def _versions() -> Iterator[Line]:
         try:
             yield name, version(name), ""
         except PackageNotFoundError:
-            yield name, "not installed", f'pip install "gradmem[{extra}]"'
+            yield name, OPTIONAL, f'pip install "gradmem[{extra}]"'
 
 
 def _optional() -> dict[str, str]:

@@ -11,7 +11,7 @@ import typer
 from gradmem.benchmarks import lookup
 from gradmem.cli import options
 from gradmem.cli.console import say
-from gradmem.data import load_cifar100, load_mnist
+from gradmem.data import DataError, load_cifar100, load_mnist
 from gradmem.learners import LEARNERS
 from gradmem.validation import one_of
 
@@ -67,7 +67,10 @@ def data_command(
     load = {"mnist": load_mnist, "cifar100": load_cifar100}[
         one_of("--set", which, ("mnist", "cifar100"))
     ]
-    images = load(data)
+    try:
+        images = load(data)
+    except DataError as error:
+        raise DataError(options.as_typed(str(error), "gradmem data ")) from error
     say(f"{which}: {images}\nfrom {images.source}")
 
 

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import typer
 
 from gradmem.benchmarks import lookup
 from gradmem.learners import LEARNERS
-from gradmem.validation import one_of
+from gradmem.validation import close_to, one_of
 
 __all__ = [
     "ANY_OPTION",
@@ -39,6 +40,7 @@ __all__ = [
     "TensorBoard",
     "Workers",
     "absolute",
+    "as_typed",
     "assignments",
     "names_in",
     "read_settings",
@@ -59,6 +61,9 @@ ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 #: Options with another name than in Python.
 OPTION_NAMES = {"n_tasks": "--tasks", "examples_per_task": "--examples"}
+
+#: Types of settings that can be typed.
+TYPED = {"int", "float", "str", "bool", "Literal"}
 
 #: How a part of your own is named, for help.
 OWN = "or your own: module:name"
@@ -219,15 +224,52 @@ def read_settings(
         one, _, rest = name.rpartition(".")
         having = [who for who, kind in kinds.items() if name in lookup.setting_parameters(kind)]
         if one in kinds:
+            _check_setting(one, kinds[one], rest, value, takes)
             settings[one][rest] = value
         elif having:
             for who in having:
                 settings[who][name] = value
         elif name in takes:
             stream[name] = value
-        else:  # an unknown name: the first learner refuses it and lists its settings
-            settings[next(iter(kinds))][name] = value
+        else:
+            who, kind = next(iter(kinds.items()))
+            _check_setting(who, kind, name, value, takes)
     return settings, stream
+
+
+def as_typed(message: str, option: str = "--data ") -> str:
+    """A message about missing data with what is typed in place of what Python is told."""
+    for quoted, value in (("FOLDER", "FOLDER"), ('"sample"', "sample")):
+        message = message.replace(f"pass data={quoted}", f"give {option}{value}")
+    return message
+
+
+def _check_setting(
+    learner: str, kind: lookup.LearnerKind, name: str, value: Any, takes: Iterable[str]
+) -> None:
+    """Refuse a setting that a learner lacks; the message lists what can be typed."""
+    known = lookup.setting_parameters(kind)
+    if name in known:
+        return
+    typed = [_option(own) for own, parameter in known.items() if _can_be_typed(parameter)]
+    meant = close_to(_option(name), [*typed, *map(_option, takes)])
+    raise ValueError(
+        f"{learner} has no setting {name} (got {value!r}); it has {', '.join(typed) or 'none'}"
+        f"{meant}"
+    )
+
+
+def _option(name: str) -> str:
+    return OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def _can_be_typed(parameter: inspect.Parameter) -> bool:
+    """Whether a setting may be a number, a text or a switch; one without a type may be."""
+    if parameter.annotation is parameter.empty:
+        return not callable(parameter.default) or parameter.default is parameter.empty
+    kind = parameter.annotation
+    words = {kind.__name__} if isinstance(kind, type) else set(re.findall(r"\w+", str(kind)))
+    return parameter.name != "seed" and "Callable" not in words and bool(words & TYPED)
 
 
 def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:

@@ -39,6 +39,14 @@ class Display:
         if not self.live:
             say(name)
 
+    def on_resume(self, progress: Progress) -> None:
+        """Say from where a run that was stopped goes on."""
+        self.on_batch(progress)
+        self._note(
+            f"goes on from its checkpoint: task {progress.task + 1} of {progress.n_tasks}, "
+            f"{progress.examples:,} of {progress.n_examples:,} examples"
+        )
+
     def on_batch(self, progress: Progress) -> None:
         """Show how far the run is, after a mini-batch."""
         facts, n = describe(progress), progress.n_examples
@@ -55,6 +63,14 @@ class Display:
         self.bars.update(self.bar, total=1, completed=1, facts=escape(facts))
         if not self.live:
             say(f"  {facts}")
+
+    def stop(self) -> None:
+        """The run was stopped; who stopped it says the rest."""
+        self.bars.update(self.bar, facts="stopped")
+
+    def _note(self, facts: str) -> None:
+        """A line about the run that stays, above the bars where there are any."""
+        say(f"{self.name} {facts}" if self.live else f"  {facts}")
 
     def fail(self, reason: str) -> None:
         """The run ended without a result."""

@@ -132,12 +132,12 @@ def _make(
         try:
             return run_into(folder, experiment, callbacks, overwrite, save_every)
         except (KeyboardInterrupt, SystemExit):
-            display.fail("interrupted")
+            display.stop()
             rows = folder / "partial.json"
             so_far = f" The tasks finished so far are in {rows}." if rows.exists() else ""
             saved = (folder / "checkpoint").exists()
-            then = " It is saved: the same command goes on." if saved else ""
-            say(f"Interrupted.{so_far}{then}")
+            then = " and saved: the same command goes on" if saved else ""
+            say(f"Stopped{then}.{so_far}")
             raise
 
 

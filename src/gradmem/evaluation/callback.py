@@ -64,6 +64,9 @@ class Callback:
     task 2: R is (2, 2)
     """
 
+    def on_resume(self, progress: Progress) -> None:
+        """Called once if the run goes on from a checkpoint, with how far it was."""
+
     def on_batch(self, progress: Progress) -> None:
         """Called after every mini-batch."""
 

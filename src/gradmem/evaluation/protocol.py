@@ -36,7 +36,7 @@ EVALUATION_BATCH = 2000
 TOGETHER = 2**27
 
 #: What a callback may have.
-HOOKS = ("on_batch", "on_task", "on_end")
+HOOKS = ("on_resume", "on_batch", "on_task", "on_end")
 
 
 def run(
@@ -69,8 +69,9 @@ def run(
         `score(prediction, y)` gives a real number for each example, (n,), the higher the better;
         R holds their means. If left out, accuracy: whether the predicted class id is y.
     callbacks
-        Objects with any of `on_batch(progress)`, `on_task(progress)` and `on_end(result)`, see
-        `Callback`.
+        Objects with any of `on_resume(progress)`, `on_batch(progress)`, `on_task(progress)` and
+        `on_end(result)`, see `Callback`. A run prints nothing itself: the `gradmem` command shows
+        its progress by such an object, and `on_progress=print` shows all of it.
     on_progress
         Called with a `Progress` after every mini-batch and every row of R.
     checkpoint
@@ -99,6 +100,7 @@ def run(
         positive_int("every", every)
     if not isinstance(continuum, Continuum):
         raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
+    _check_learner(learner)
     hooks = _hooks(callbacks)
     if on_progress is not None:
         for name in ("on_batch", "on_task"):
@@ -155,7 +157,9 @@ class _Run:
 
     def result(self) -> Result:
         """Train and evaluate on all tasks, and call the callbacks."""
-        if not self._resume():
+        if self._resume():
+            self._tell("on_resume", min(self.position[0], self.continuum.n_tasks - 1))
+        else:
             self._measure()
         for i in range(self.position[0], self.continuum.n_tasks):
             self._learn(i)
@@ -303,6 +307,17 @@ class _Run:
             score=name_of(self.score),
             config=dict(self.config),
         )
+
+
+def _check_learner(learner: Any) -> None:
+    """Refuse a class, and what cannot observe and predict."""
+    if isinstance(learner, type):
+        given = learner in LEARNERS.values()
+        make = f"{'gm.' if given else ''}{learner.__name__}(network)"
+        raise TypeError(f"got the class {learner.__name__}, not a learner: {make} makes one")
+    if missing := [name for name in ("observe", "predict") if not hasattr(learner, name)]:
+        kind = type(learner).__name__
+        raise TypeError(f"a learner needs observe and predict, got {kind} without {missing[0]}")
 
 
 def _hooks(callbacks: Iterable[Any]) -> dict[str, list[Callable[..., None]]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradmem.gradients.loss import Criterion
-from gradmem.trees import Kind, Tree, check, kind, leaves, take
+from gradmem.trees import Kind, Tree, check, kind, leaves, take, tree_map
 from gradmem.validation import class_ids
 
 __all__ = ["Inputs"]
@@ -126,9 +126,10 @@ class Inputs:
         try:
             outputs = ask(few)
         except Exception as error:
-            shapes = [(*leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves(x)]
-            shown = "; ".join(f"(n, {', '.join(map(str, shape))})" for shape in shapes)
-            raise ValueError(f"the network does not take x of shape {shown}: {error}") from error
+            shown = " and ".join(map(_described, leaves(x)))
+            raise ValueError(
+                f"the network does not take x of shape {shown}: {error}{_cast(few, ask)}"
+            ) from error
         n = len(leaves(few)[0])
         if not isinstance(outputs, Tensor):
             if self.criterion.is_cross_entropy:
@@ -164,6 +165,23 @@ class Inputs:
             ) from error
         if loss.ndim:
             raise ValueError(f"the loss must be one value per example, got {tuple(loss.shape)}")
+
+
+def _described(leaf: Tensor) -> str:
+    """The shape of a batch, its type and where it is."""
+    sizes = "".join(f" {size}," for size in leaf.shape[1:])
+    return f"(n,{sizes.removesuffix(',')}), {leaf.dtype}, on {leaf.device}"
+
+
+def _cast(x: Tree, ask: Ask) -> str:
+    """The end of a message: that x would do in another type, if it would."""
+    if all(leaf.dtype == torch.float32 for leaf in leaves(x)):
+        return ""
+    try:
+        ask(tree_map(Tensor.float, x))
+    except Exception:
+        return ""
+    return "; it takes x.float()" if isinstance(x, Tensor) else "; it takes them as torch.float32"
 
 
 def _check_finite(name: str, tree: Tree) -> None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradmem.learners.learner import Learner
 from gradmem.learners.settings import Common
+from gradmem.learners.states import load_weights
 from gradmem.networks import reset_parameters
 from gradmem.trees import Tree
 from gradmem.validation import one_of
@@ -98,7 +99,7 @@ class Independent(Learner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.pattern.load_state_dict(state["pattern"])
+        load_weights(self.pattern, state["pattern"])
         self.let_go(self.optimizers.values())
         self.networks, self.optimizers = {}, {}
         for t, weights in state["networks"].items():

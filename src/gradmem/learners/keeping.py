@@ -18,7 +18,7 @@ from gradmem.interrupts import Lock, uninterrupted
 from gradmem.learners.boundaries import Boundaries, restored
 from gradmem.learners.optimizers import load_optimizer, optimizer_state
 from gradmem.learners.settings import compared_settings
-from gradmem.learners.states import check_state
+from gradmem.learners.states import check_state, load_weights
 from gradmem.learners.stepping import Stepping
 from gradmem.networks import fit_outputs
 from gradmem.streams.task import as_description
@@ -141,7 +141,7 @@ class Keeping(Stepping):
         network = state["network"]
         if self.processes is not None:
             network = self.processes.sharded(network, self.network)
-        self.network.load_state_dict(network)
+        load_weights(self.network, network)
         self.load_state_of(self.optimizer, state["optimizer"])
 
     def state_of(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from gradmem.networks import unwidened, widen
 from gradmem.streams.examples import are_class_ids
 from gradmem.streams.mixed import is_mixed, parts_of, places_of
 from gradmem.trees import Tree, check, concatenate, size, take, tree_map
-from gradmem.validation import descriptor, one_of, positive
+from gradmem.validation import close_to, descriptor, one_of, positive
 
 __all__ = ["Learner"]
 
@@ -136,8 +136,11 @@ class Learner(Keeping, ABC):
         known = inspect.signature(cls).parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
         if unknown := [] if open_ended else [name for name in settings if name not in known]:
-            names = ", ".join(name for name in known if name != "network")
-            raise TypeError(f"{cls.__name__} has no setting {unknown[0]!r}; it has {names}")
+            names = [name for name in known if name != "network"]
+            raise TypeError(
+                f"{cls.__name__} has no setting {unknown[0]!r}; it has {', '.join(names)}"
+                f"{close_to(unknown[0], names)}"
+            )
         learner = super().__new__(cls)
         learner.settings = settings
         return learner

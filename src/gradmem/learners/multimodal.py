@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradmem.learners.learner import Learner
 from gradmem.learners.settings import Common
+from gradmem.learners.states import load_weights
 from gradmem.networks import reset_parameters
 from gradmem.trees import Tree
 
@@ -103,7 +104,7 @@ class Multimodal(Learner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.shared.load_state_dict(state["shared"])
+        load_weights(self.shared, state["shared"])
         self.load_state_of(self.shared_optimizer, state["shared_optimizer"])
         self.next_input.load_state_dict(state["next_input"])
         self.let_go(self.input_optimizers.values())

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradmem.streams.task import as_description
 from gradmem.validation import class_ids, descriptor, non_negative_int
 
-__all__ = ["check_state"]
+__all__ = ["check_state", "load_weights"]
 
 
 def check_state(
@@ -48,6 +48,29 @@ def check_state(
         descriptor(task)
     torch.Generator().set_state(state["randomness"].cpu())
     _refuse_nan(state, "state")
+
+
+def load_weights(network: nn.Module, weights: Mapping[str, Any]) -> None:
+    """`network.load_state_dict(weights)`; ValueError names the first difference between them."""
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        own = network.state_dict()
+        for name in [*own, *weights]:
+            mine, saved = (_shape(name, state) for state in (own, weights))
+            if mine != saved:
+                raise ValueError(
+                    f"the network is another one than was saved: {name} has {mine} in this "
+                    f"network, and {saved} in the state"
+                ) from error
+        raise
+
+
+def _shape(name: str, weights: Mapping[str, Any]) -> str:
+    if name not in weights:
+        return "no place"
+    value = weights[name]
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else "no tensor"
 
 
 def _refuse_nan(value: Any, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradmem.files import write_whole
+from gradmem.published import appendix_b
 from gradmem.reports.published import PUBLISHED, published
 from gradmem.reports.styles import VARIANTS, styles
 from gradmem.reports.summary import (
@@ -61,6 +62,7 @@ def write_page(rows: Sequence[Row], path: str | Path, failed: Sequence[str] = ()
         rows=rows,
         data=page_data(rows),
         n_runs=sum(len(row.runs) for row in rows),
+        papers=any(row.benchmark in appendix_b() for row in rows),
         held_out=any(row.runs[0].config.get("held_out") for row in rows),
         scores=list(dict.fromkeys(row.score for row in rows)),
         failed=failed,

@@ -20,7 +20,7 @@ from gradmem.files import plain
 from gradmem.learners import Learner
 from gradmem.streams.continuum import Continuum
 from gradmem.trees import leaves
-from gradmem.validation import non_negative_int, positive, positive_int
+from gradmem.validation import close_to, non_negative_int, positive, positive_int
 from gradmem.version import __version__
 
 __all__ = ["Experiment", "keep_continuums", "require_device", "settings_key"]
@@ -198,7 +198,9 @@ class Experiment:
         about = {"learner": kind, "n_tasks": n_tasks, "device": self.device}
         network = benchmark.new_network(self.seed, **about).to(self.device)
         seed = {"seed": self.seed} if "seed" in lookup.setting_parameters(kind) else {}
-        return kind(network, **self.settings, **seed)
+        if isinstance(kind, type):
+            return kind(network, **self.settings, **seed)  # type: ignore[no-any-return]
+        return _made_by(self.learner, kind, network, {**self.settings, **seed})
 
     def run(
         self,
@@ -294,7 +296,7 @@ def _settings(
         if name not in allowed:
             raise ValueError(
                 f"{learner} has no setting {name} (got {value!r}); it has "
-                f"{', '.join(allowed) or 'none'}"
+                f"{', '.join(allowed) or 'none'}{close_to(name, allowed)}"
             )
         declared = accepted[name]  # an int for a float setting becomes a float
         if type(value) is int and (
@@ -315,6 +317,20 @@ def _stream(benchmark: Benchmark, asked: Mapping[str, Any]) -> dict[str, Any]:
         if stream.get(name) is not None:
             positive_int(name, stream[name])
     return stream
+
+
+def _made_by(name: str, make: Any, network: Any, settings: Mapping[str, Any]) -> Learner:
+    """The learner that a function makes of a network; TypeError if it makes none."""
+    takes = "a learner is a class with observe and predict, or a function of a network that"
+    try:
+        made = make(network, **settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TypeError(
+            f"{name} made no learner ({takes} makes one): {type(error).__name__}: {error}"
+        ) from error
+    if not all(hasattr(made, method) for method in ("observe", "predict")):
+        raise TypeError(f"{name} made no learner ({takes} makes one), but {made!r:.100}")
+    return made  # type: ignore[no-any-return]
 
 
 def _known(device: str) -> str:

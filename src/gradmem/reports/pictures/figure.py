@@ -14,6 +14,7 @@ from gradmem.files import replace_whole
 from gradmem.reports.published import PUBLISHED
 from gradmem.reports.styles import VARIANTS, Style, Variant
 from gradmem.reports.summary import MemoryLine, Row
+from gradmem.runs.read_folder import printable
 
 __all__ = [
     "FORMATS",
@@ -24,12 +25,17 @@ __all__ = [
     "save",
     "short",
     "slug",
+    "task_names",
     "ticks",
     "variant_of",
 ]
 
 #: For papers and for screens.
 FORMATS = ("png", "pdf")
+
+
+#: Tasks with longer names are called by their numbers.
+LONGEST_TASK = 12
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
@@ -111,6 +117,23 @@ def short(name: str, length: int = 90) -> str:
 
 def ticks(n: int) -> range:
     return range(0, n, max(1, -(-n // 10)))
+
+
+def task_names(row: Row) -> list[str]:
+    """The tasks' own names where all runs have the same short ones, else their numbers.
+
+    `web/numbers.js` does the same for the page.
+    """
+    known = [[str(label) for label in run.result.get("tasks") or []] for run in row.runs]
+    names = [printable(label).removeprefix("task ") for label in known[0]]
+    T = row.R.shape[1]
+    telling = (
+        all(one == known[0] for one in known)
+        and len(set(names)) == len(names) == T
+        and all(len(name) <= LONGEST_TASK for name in names)
+        and not all(re.fullmatch(r"[0-9]+", name) for name in names)
+    )
+    return names if telling else [str(j + 1) for j in range(T)]
 
 
 def slug(name: str) -> str:

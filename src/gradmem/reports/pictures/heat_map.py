@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from gradmem.reports.pictures.figure import new_figure, save, short, slug, ticks
+from gradmem.reports.pictures.figure import new_figure, save, short, slug, task_names, ticks
 from gradmem.reports.summary import Row, bounds
 
 __all__ = ["draw_heat_map"]
+
+
+#: Letters of the tasks' names that fit side by side below the heat map.
+LETTERS = 36
 
 
 def draw_heat_map(row: Row, folder: Path) -> list[Path]:
@@ -24,9 +28,12 @@ def draw_heat_map(row: Row, folder: Path) -> list[Path]:
     axes.set_title(title, wrap=True)
     axes.set_xlabel("tested on task")
     axes.set_ylabel("after learning task" if n_rows > 4 else "after")
-    axes.set_xticks(ticks(T), labels=[str(i + 1) for i in ticks(T)])
+    names = [short(name) for name in task_names(row)]
+    shown = [names[j] for j in ticks(T)]
+    turned = {"rotation": 45, "ha": "right"} if sum(map(len, shown)) > LETTERS else {}
+    axes.set_xticks(ticks(T), labels=shown, **turned)
     learned = row.runs[0].result.get("learned") or range(n_rows)
-    after = ["all" if learned[i] is None else str(learned[i] + 1) for i in ticks(n_rows)]
+    after = ["all" if learned[i] is None else names[learned[i]] for i in ticks(n_rows)]
     axes.set_yticks(ticks(n_rows), labels=after)
     if T <= 10:
         for (i, j), value in np.ndenumerate(R):

@@ -191,15 +191,16 @@ function boundaryLines(row, data) {
 /** Every task's curve of one row: dark first, light last. */
 function taskChart(view, curves, tasks, width, height) {
   const T = curves.length;
+  const names = taskNames(tasks, T).map((name) => plain(`task ${name}`));
   return { traces: curves.map((points, j) => ({
-    type: "scatter", mode: "lines+markers", name: `task ${j + 1}`, showlegend: T <= 10,
+    type: "scatter", mode: "lines+markers", name: names[j], showlegend: T <= 10,
     x: points.map(([examples]) => examples), y: points.map(([, { mean }]) => mean),
     line: { color: RAMP[T > 1 ? Math.round(j * (RAMP.length - 1) / (T - 1)) : 0], width: 1.8 },
     marker: { symbol: SYMBOLS[j % SYMBOLS.length], size: 5.5, maxdisplayed: 10 },
     customdata: points.map(([examples, found]) =>
       `${folded(`task ${j + 1}${tasks[j] ? ` (${tasks[j]})` : ""}`)}<br>${examples.toLocaleString("en")} examples: ${format(found, view.digits)}`),
     hovertemplate: "%{customdata}<extra></extra>",
-  })), layout: layout(width, T <= 10 ? curves.map((_, j) => `task ${j + 1}`) : [], {
+  })), layout: layout(width, T <= 10 ? names : [], {
     ...(width < 480 ? {} : { height: Math.max(height, 340) }),
     xaxis: axis("examples observed", { rangemode: "tozero" }), yaxis: scoreAxis(plain(view.score, 40), view),
   }) };
@@ -225,22 +226,26 @@ function memoryChart(lines, data, width) {
   }) };
 }
 
-/** ACC over seconds: a mark for each row, a name in the legend for each learner. */
+/** Rows up to which a chart of ACC over seconds tells each of them from the others. */
+const TOLD_APART = 16;
+
+/** ACC over seconds: a mark and a name in the legend for each row; of very many, for each learner. */
 function timeChart(rows, data, width) {
-  const learners = [...new Set(rows.map((row) => row.learner))];
+  const groups = rows.length <= TOLD_APART
+    ? rows.map((row) => ({ first: row, name: plain(row.label, 44), own: [row] }))
+    : [...new Set(rows.map((row) => row.learner))].map((learner) => (
+      { first: { learner, place: 0 }, name: plain(learner, 34), own: rows.filter((row) => row.learner === learner) }));
   const many = rows.length > 40;
-  return { traces: learners.map((learner) => {
-    const own = rows.filter((row) => row.learner === learner);
-    return {
-      type: "scatter", mode: "markers", name: plain(learner, 34), showlegend: true,
-      x: own.map((row) => row.seconds.mean), y: own.map((row) => row.acc.mean),
-      ...(many ? {} : { error_x: errors(own.map((row) => row.seconds)), error_y: errors(own.map((row) => row.acc)) }),
-      marker: { ...mark({ learner, place: 0 }, data, many ? 8 : 11), opacity: many ? 0.75 : 1 },
-      customdata: own.map((row) =>
-        `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, row.digits)}`),
-      hovertemplate: "%{customdata}<extra></extra>",
-    };
-  }), layout: layout(width, learners.map((learner) => plain(learner, 34)), {
+  return { traces: groups.map(({ first, name, own }) => ({
+    type: "scatter", mode: "markers", name, showlegend: true,
+    x: own.map((row) => row.seconds.mean), y: own.map((row) => row.acc.mean),
+    ...(many ? {} : { error_x: errors(own.map((row) => row.seconds)), error_y: errors(own.map((row) => row.acc)) }),
+    marker: { ...mark(first, data, many ? 8 : 11), opacity: many ? 0.75 : 1,
+      ...(variant(first, data).ruled ? { color: paler(data.learners[first.learner].colour, 0.5) } : {}) },
+    customdata: own.map((row) =>
+      `${folded(row.name)}<br>${format(row.seconds, 1)} seconds<br>ACC ${format(row.acc, row.digits)}`),
+    hovertemplate: "%{customdata}<extra></extra>",
+  })), layout: layout(width, groups.map(({ name }) => name), {
     xaxis: spread("seconds", rows.map((row) => row.seconds.mean)), yaxis: accuracies(rows, rows[0]),
   }) };
 }

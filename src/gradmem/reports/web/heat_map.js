@@ -4,6 +4,7 @@
 /** R, with values on hover, and in the cells where they fit. */
 function heatMap(view, R, learned, tasks, width) {
   const T = R[0].length;
+  const names = taskNames(tasks, T);
   const values = R.flat().filter((value) => value !== null);
   const [low, high] = view.bounded ? [0, 1] : [Math.min(...values), Math.max(...values)];
   const score = plain(view.score, 40);
@@ -24,10 +25,10 @@ function heatMap(view, R, learned, tasks, width) {
   }, ...(few && cell >= 26 ? [written(view, R, cell, (low + high) / 2)] : [])], layout: layout(width, [], {
     height: Math.max(190, cell * R.length + 64 + (narrow ? 46 : 0)),
     margin: { l: 46, r: narrow ? 12 : 4, t: 10, b: 48 + (narrow ? 46 : 0) },
-    xaxis: axis("tested on task", { range: [0.5, T + 0.5], constrain: "domain", showgrid: false, ...ticks(T),
+    xaxis: axis("tested on task", { range: [0.5, T + 0.5], constrain: "domain", showgrid: false, ...ticks(T, (j) => plain(names[j])),
       fixedrange: true }),
     yaxis: axis(R.length > 4 ? "after learning task" : "after", { range: [R.length + 0.5, 0.5], scaleanchor: "x",
-      constrain: "domain", showgrid: false, ...ticks(R.length, (i) => learnedName(learned, i)), fixedrange: true }),
+      constrain: "domain", showgrid: false, ...ticks(R.length, (i) => plain(learnedName(learned, i, names))), fixedrange: true }),
   }) };
 }
 
@@ -40,8 +41,8 @@ function written(view, R, cell, middle) {
 }
 
 /** What was learned before row i of R, in short. */
-function learnedName(learned, i) {
-  return learned[i] === null || learned[i] === undefined ? "all" : String(learned[i] + 1);
+function learnedName(learned, i, names) {
+  return learned[i] === null || learned[i] === undefined ? "all" : names[learned[i]];
 }
 
 function ticks(n, name = (i) => String(i + 1)) {

@@ -77,6 +77,14 @@ function drawnOf(rows, limit) {
   });
 }
 
+/** The tasks' own names where they have short ones, else their numbers. `pictures/figure.py` does the same. */
+function taskNames(labels, T) {
+  const names = labels.map((label) => label.replace(/^task /, ""));
+  const telling = names.length === T && new Set(names).size === T && names.every((name) => name.length <= 12)
+    && !names.every((name) => /^\d+$/.test(name));
+  return telling ? names : Array.from({ length: T }, (_, j) => String(j + 1));
+}
+
 /** The mean of matrices, cell by cell, over those that have the cell. */
 function meanMatrix(matrices, unit) {
   const rows = Math.max(...matrices.map((matrix) => matrix.length));

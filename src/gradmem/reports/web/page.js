@@ -365,8 +365,9 @@ function showDetail(rows) {
   const map = heatMap(view, R, learned, tasks, $("#matrix").clientWidth);
   draw($("#matrix"), map);
   const T = R[0].length;
-  fillTable($("#matrix-table"), ["after \\ on", ...R[0].map((_, j) => String(j + 1))],
-    R.map((row, i) => [learnedName(learned, i), ...row.map((value) => (value === null ? "–" : scoreText(view, value, 4)))]));
+  const names = taskNames(tasks, T);
+  fillTable($("#matrix-table"), ["after \\ on", ...names],
+    R.map((row, i) => [learnedName(learned, i, names), ...row.map((value) => (value === null ? "–" : scoreText(view, value, 4)))]));
   const curves = R[0].map((_, task) => meanCurve(view, runs, task, DATA));
   $("#tasks-caption").textContent = T > 1 ? `Its ${T} tasks as they are learned, the first one darkest` : "Its task as it is learned";
   draw($("#tasks"), taskChart(view, curves, tasks, $("#tasks").clientWidth, map.layout.height));
@@ -383,13 +384,22 @@ function draw(plot, chart) {
   Plotly.react(plot, chart.traces, chart.layout, CONFIG);
 }
 
+/** The tasks' names, where all runs on show have the same. */
+function namesOf(rows, T) {
+  const runs = rows.flatMap((view) => view.runs);
+  const alike = runs.every((run) => JSON.stringify(run.tasks) === JSON.stringify(runs[0].tasks));
+  return taskNames(alike ? runs[0].tasks : [], T);
+}
+
 function showCurves(rows) {
   const T = Math.max(...rows.flatMap((view) => view.runs.map((run) => (run.R || view.R)[0].length)));
   if (state.task !== "all" && !(Number(state.task) < T)) state.task = "0";
-  options($("#task"), [...Array.from({ length: T }, (_, j) => [String(j), j ? `task ${j + 1}` : "the first task"]),
+  const names = namesOf(rows, T);
+  const own = (j) => (names[j] === String(j + 1) ? "" : ` (${names[j]})`);
+  options($("#task"), [...Array.from({ length: T }, (_, j) => [String(j), `${j ? `task ${j + 1}` : "the first task"}${own(j)}`]),
     ["all", "all tasks, their mean"]], state.task);
   const task = state.task === "all" ? null : Number(state.task);
-  const where = task === null ? "on all tasks" : `on task ${task + 1}`;
+  const where = task === null ? "on all tasks" : `on task ${names[task]}`;
   const groups = byBenchmark(rows.filter((view) => view.runs.some((run) => run.examples)));
   limited("curves", groups);
   panels("curves", groups, (members, width) => {
@@ -419,9 +429,8 @@ function showMemory(rows) {
     .filter(({ rows: members }) => new Set(members.map((row) => row.memory)).size > 1);
   const groups = byBenchmark(found);
   const most = Math.max(0, ...[...groups.values()].map((members) => members.length));
-  $("#memory .about").textContent = found.length === 0
-    ? "Nothing to show: none of the learners chosen was run with different memories."
-    : `Learners with different memories, all else equal.${most > LIMIT
+  $("#memory").hidden = found.length === 0;
+  $("#memory .about").textContent = `Learners with different memories, all else equal.${most > LIMIT
       ? ` Of up to ${most} lines a benchmark, ${LIMIT} are drawn: every learner’s best.` : ""}${groups.size > PANELS
       ? ` ${groups.size - PANELS} more benchmarks are not drawn.` : ""}`;
   panels("memory", groups, (members, width) => {
@@ -440,7 +449,7 @@ function showTime(rows) {
   const groups = byBenchmark(rows.filter((row) => !Number.isNaN(row.seconds.mean)));
   limited("time", groups, true);
   panels("time", groups, (members, width) => ({
-    ...timeChart(members, DATA, width),
+    ...timeChart(drawnOf(members, Infinity), DATA, width),
     label: `ACC against seconds on ${members[0].benchmark}; the summary table has the values`,
   }));
 }
