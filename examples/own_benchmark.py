@@ -1,6 +1,6 @@
 """A benchmark and a learner of your own: run, compare, sweep and report them like gradmem's.
 
-gradmem run     --benchmark own_benchmark:digits --learner own_benchmark:Boxed --box 0.5
+gradmem run     --benchmark own_benchmark:digits --learner own_benchmark:Boxed --box 0.2
 gradmem compare --benchmark own_benchmark:digits --seeds 3 --out my-comparison
 gradmem sweep   --benchmark own_benchmark:digits --out my-sweep
 """
@@ -13,7 +13,7 @@ import gradmem as gm
 class Boxed(gm.GEM):
     """GEM whose weights stay in a box."""
 
-    def __init__(self, network, *, box=1.0, **settings):
+    def __init__(self, network, *, box=0.2, **settings):
         super().__init__(network, **settings)
         self.box = box
 
@@ -34,5 +34,5 @@ digits = gm.Benchmark(
     continuum=rotated,
     network=lambda seed: gm.mlp([784, 50, 10], seed=seed),
     settings={"single": {"lr": 0.05}, "gem": {"memories": 50}, "Boxed": {"memories": 50}},
-    grid={"single": {"lr": [0.03, 0.1]}, "Boxed": {"lr": [0.1], "box": [0.5, 1.0]}},
+    grid={"single": {"lr": [0.03, 0.1]}, "Boxed": {"lr": [0.1], "box": [0.2, 0.3]}},
 )

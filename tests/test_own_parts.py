@@ -314,7 +314,7 @@ def test_the_sweep_command_takes_them_and_makes_a_page(own):
     chosen = json.loads(Path("swept", "chosen.json").read_text())["choices"]
     assert {choice["learner"] for choice in chosen} == {"single", "own_benchmark:Boxed"}
     tried = json.loads(Path("swept", "sweep.json").read_text())["grids"]["own_benchmark:digits"]
-    assert tried["own_benchmark:Boxed"] == {"lr": [0.1], "box": [0.5, 1.0], "memories": [20]}
+    assert tried["own_benchmark:Boxed"] == {"lr": [0.1], "box": [0.2, 0.3], "memories": [20]}
     assert "final: 2 of 2 runs" in gradmem(*sweep, "--set", "memories=20", "--out", "swept")
     said = gradmem("sweep", "swept", code=2)  # a file does not make code run
     assert "sweep.json cannot be read: it names 'own_benchmark:digits', which is not" in said
@@ -322,7 +322,7 @@ def test_the_sweep_command_takes_them_and_makes_a_page(own):
 
 def test_settings_are_listed_and_wrong_ones_are_named(own):
     said = gradmem("learners", "own_benchmark:Boxed", "gem")
-    assert "--box 1.0" in said
+    assert "--box 0.2" in said
     assert "--memories 256" in said
     assert "--tasks 3" in gradmem("benchmarks", "own_benchmark:digits")
     run = ["run", "--benchmark", "own_benchmark:digits", "--learner", "own_benchmark:Boxed"]

@@ -75,7 +75,7 @@ class GradientMemory:
 
     Under `DistributedDataParallel` or `fully_shard` (FSDP2) every process has a memory of its own
     part of the stream, and all take the same steps: `project_`, `step`, `around_step`, `gradients`,
-    `save` and `load` are called by all of them (docs/DISTRIBUTED.md).
+    `save` and `load` are called by all of them (see the guide "Several GPUs and machines").
 
     Parameters
     ----------

@@ -33,11 +33,13 @@ layers in place of one.
 A **step** is a change of the weights along a gradient; steps come one after another, those inside
 an algorithm among them (the steps on single examples of MER and La-MAML). An **example gradient**
 is counted whenever the gradient of the loss at an example is computed, of the stream or of the
-memory, in one pass with others or alone. Both are divided by the examples of the stream. Seconds
-are of a whole run with its evaluations; runs may have shared their machine, so that seconds show an
-order of magnitude. Memory is what the remembered examples take, with room for more. A **published**
-ACC is marked inside if it lies in the 95% prediction interval for one more run,
-mean ± t · s · √(1 + 1/n); its rounding is allowed for."""
+memory, in one pass with others or alone. Both are divided by the examples of the stream: 0.1 steps
+per example are one step for each mini-batch of ten, 0.3 are three steps for each; 2 example
+gradients per example are one for the example and one for a memory. The setting glances is the
+number of gradient steps per mini-batch. Seconds are of a whole run with its evaluations; runs may
+have shared their machine, so that seconds show an order of magnitude. Memory is what the remembered
+examples take, with room for more. A **published** ACC is marked inside if it lies in the 95%
+prediction interval for one more run, mean ± t · s · √(1 + 1/n); its rounding is allowed for."""
 
 
 def write_board(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:

@@ -74,7 +74,7 @@ class Result:
 
     @property
     def bwt(self) -> float:
-        """Backward transfer (equation 3): below 0 is forgetting."""
+        """Backward transfer (equation 3); below 0 is forgetting."""
         return self.metrics.bwt
 
     @property

@@ -44,9 +44,11 @@ MEMORY_SETTINGS = tuple(
 class GEMCallback(TrainerCallback):
     """GEM in a `Trainer` of one's own: say which task it trains, then train as always.
 
-    To first order, no step on `task` raises the loss at another task's memories. When `train` ends,
-    examples of its training set are remembered, so every example is offered once however many
-    epochs there are. Every checkpoint holds the memories, and a resumed `train` goes on with them.
+    With `constrain="update"`, no step on `task` raises the loss at another task's memories, to
+    first order, whatever the optimizer; with "gradient", the default, that holds for plain SGD with
+    margin 0 or the rule "floor". When `train` ends, examples of its training set are remembered, so
+    every example is offered once however many epochs there are. Every checkpoint holds the
+    memories, and a resumed `train` goes on with them.
 
     Parameters
     ----------
@@ -107,7 +109,7 @@ class GEMCallback(TrainerCallback):
         #: The memory and its projection; None until the first `train` begins.
         self.memory: GradientMemory | None = None
         self.head: Head | None = None
-        #: What is saved beside the memory: numbers, texts, tensors, and lists and dicts of them.
+        #: What is saved beside the memory, as numbers, texts, tensors, and lists and dicts of them.
         self.notes: dict[str, Any] = {}
         self._label_names: list[str] = ["labels"]
         self._takes_mask = True

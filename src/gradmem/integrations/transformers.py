@@ -195,7 +195,7 @@ class GEMTrainer(Trainer):
 
     @property
     def result(self) -> Result:
-        """R and the baseline, as `gm.run` gives them: for `gm.report` and `Result.save`."""
+        """R and the baseline, as `gm.run` gives them, for `gm.report` and `Result.save`."""
         if len(self._rows) < 2:
             raise RuntimeError("there is no R: give GEMTrainer an eval_dataset, and train")
         baseline, *R = self._rows

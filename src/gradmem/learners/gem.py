@@ -35,18 +35,20 @@ class Constraining(Common, total=False):
 
 
 class GEM(Learner):
-    """A single predictor whose steps are projected so that no remembered task's loss rises.
+    """A single predictor; a step against a remembered task is projected before it is taken.
 
     Every observed task but the current one is a constraint, also when the current one comes back.
 
-    That holds to first order, and so for a small rate, with margin 0 or the rule "floor"; the rule
-    "shift" adds γ to all of the dual's solution and can let a loss rise a little. With another
-    optimizer than plain SGD it holds with `constrain="update"`. With batch norm it is about the
-    network as it learns, normalising each task's memories by themselves; the running statistics
-    that predictions use move all the time. A task's inputs have one shape.
+    With margin 0 or the rule "floor" no remembered loss rises, to first order, and so for a small
+    rate. The default, margin 0.5 with the rule "shift", adds γ to all of the dual's solution: that
+    pushes towards lowering old losses, and can let one of them rise a little. With another
+    optimizer than plain SGD the promise holds with `constrain="update"`. With batch norm it is
+    about the network as it learns, normalising each task's memories by themselves; the running
+    statistics that predictions use move all the time. A task's inputs have one shape.
 
     With a network that is wrapped by DDP or sharded by FSDP2, every process observes its own part
-    of each batch and remembers its own part of the memories (docs/DISTRIBUTED.md).
+    of each batch and remembers its own part of the memories (see the guide "Several GPUs and
+    machines").
 
     Parameters
     ----------
@@ -169,7 +171,7 @@ class GEM(Learner):
 
     @property
     def gradients(self) -> str:
-        """How the gradients at the memories are computed: chain, batched, func, loop, gram."""
+        """The way gradients at the memories are computed, such as "chain"; "auto" until chosen."""
         return self.constraints.engine.method or "auto"
 
     def statistics(self) -> dict[str, Any]:

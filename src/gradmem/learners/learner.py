@@ -61,7 +61,7 @@ class Learner(Keeping, ABC):
         Any module. It is trained in place and in the mode (train or eval) that its modules are in.
         The parameters that require gradients now are those that learn. `Single` and `GEM` also take
         a module that is wrapped by DDP or sharded by FSDP2: every process then observes its part of
-        each batch (docs/DISTRIBUTED.md).
+        each batch (see the guide "Several GPUs and machines").
     lr
         Learning rate of plain SGD; `optimizer` replaces it.
     optimizer
@@ -94,10 +94,11 @@ class Learner(Keeping, ABC):
         themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
         too. None for no average.
     glances
-        Steps on each mini-batch; what is remembered of it is remembered once, after the last.
+        Gradient steps per mini-batch; what is remembered of it is remembered once, after the last.
     input_dropout
         Share of each input's numbers that are zero while learning, at the mini-batch and at the
-        memories, drawn anew in every pass; the others are scaled by 1 / (1 − share).
+        memories, drawn anew in every pass; the others are scaled by 1 / (1 − share). For tabular
+        data set input_dropout=0; integer inputs such as tokens are never dropped.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits

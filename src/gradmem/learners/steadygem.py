@@ -1,4 +1,4 @@
-"""Our recipe: GEM with soft targets, averaged weights, several glances, and noise on the inputs."""
+"""Our recipe: GEM, soft targets, averaged weights, several steps a batch, noise on the inputs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ __all__ = ["SteadyGEM"]
 
 
 class SteadyGEM(SoftGEM):
-    """The most accurate learner here at a given memory: exact GEM, and four things around it.
+    """Made for the highest accuracy at a given memory: exact GEM, and four things around it.
+
+    How it compares with other learners at equal memory is measured in the documentation's board.
 
     1. Constraints are at soft targets, a mixture of an example's label and what the network
        answered when it was stored (`soft`, see `SoftGEM`): an answer says more than a label.
     2. Predictions are made with an average of the weights (`average`): single steps on ten examples
        go astray, in directions that no memory forbids, and the average does not.
-    3. Each mini-batch is learned in several steps (`glances`), all of them constrained: what would
-       overfit the mini-batch is held by the memories.
+    3. Each mini-batch is learned in several gradient steps (`glances`), all of them constrained:
+       what would overfit the mini-batch is held by the memories.
     4. A part of each input is hidden while learning (`input_dropout`), at the memories, too: few
        examples, seen often, are not learned by heart.
 
     Memories are shared out equally among classes (`keep="balanced"`), which counts where there are
     few. Each part is a setting, and without it the others work as they are; what each is worth is
-    measured in the board (docs/BOARD.md).
+    in the board's ablation.
+
+    It learns in one process: averaged weights are refused for a network under DDP or FSDP2. With
+    `average=None` it takes one, as `GEM` does.
 
     Parameters
     ----------
@@ -46,9 +51,10 @@ class SteadyGEM(SoftGEM):
         1 / (1 − decay) steps late, and begins with the first ones. Streams of thousands of steps
         gain by 0.995 or 0.998; with those, one of a hundred steps would hardly be learned.
     glances
-        Steps on each mini-batch.
+        Gradient steps per mini-batch.
     input_dropout
-        Share of an input's numbers that are zero while learning.
+        Share of an input's numbers that are zero while learning. For tabular data set
+        input_dropout=0; integer inputs such as tokens are never dropped.
     keep
         Which examples are remembered; with another `memory`, that one's own policy counts.
 
