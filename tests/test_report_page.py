@@ -365,7 +365,7 @@ def test_scores_have_their_name_and_their_range(tmp_path, scale):
     assert (low, high) == pytest.approx((best.R.min(), best.R.max()))
     assert name == "minus_error"
     (curves,), (time,) = seen.probe["axes"]
-    assert (curves[0], time[0]) == ("minus_error on task 1", "ACC (minus_error)")
+    assert (curves[0], time[0]) == ("minus_error on task 0°", "ACC (minus_error)")
     assert -2 * scale < curves[1][0] < -0.5 * scale
     expected = [(row.name, *map(row.text, ("acc", "bwt", "fwt"))) for row in rows]
     assert [row[:4] for row in seen.rows] == expected
@@ -377,7 +377,7 @@ def test_scores_and_accuracies_share_a_page(tmp_path):
     seen = browse(write_page(rows_of(tmp_path), tmp_path / "report.html"))
     assert seen.probe["scale"] == [0, 1, "accuracy"]
     (accuracy, score), _ = seen.probe["axes"]
-    assert accuracy == ["accuracy on task 1", [0, 1.02]]
+    assert accuracy == ["accuracy on task 0°", [0, 1.02]]
     assert score[1][0] < -20
 
 

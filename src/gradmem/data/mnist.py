@@ -49,8 +49,8 @@ SAMPLE = "1c308a4edec2b82bdb910f9a008f1a6c7e055afd97e7d00d1411fe17545aa75d"
 #: Where the files may be in a folder; torchvision puts them under MNIST/raw.
 PLACES = ("", "mnist", "MNIST", "MNIST/raw", "raw")
 ADVICE = (
-    "Put MNIST's four files (images-idx3-ubyte and labels-idx1-ubyte, of train and t10k; raw or "
-    ".gz) in a folder and pass data=FOLDER or set GRADMEM_DATA=FOLDER; "
+    "Put MNIST's four files (two …-images-idx3-ubyte and two …-labels-idx1-ubyte, raw or .gz) in a "
+    "folder and pass data=FOLDER or set GRADMEM_DATA=FOLDER; "
     'or pass data="sample" for the 5,000 digits that come with gradmem.'
 )
 
