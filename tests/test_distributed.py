@@ -66,7 +66,8 @@ def finished(process):
     try:
         output, _ = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in [process.pid, *children(process.pid)]:  # these have sessions of their own
+            os.kill(pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, output[-3000:]
     return output
