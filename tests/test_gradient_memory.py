@@ -100,17 +100,6 @@ def test_a_parameter_that_the_loss_does_not_depend_on_is_projected_too():
     assert row @ gradient(model) > -1e-6
 
 
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_projection_without_a_gradient_says_what_is_missing(remembered):
-    model = gm.mlp([4, 5, 3])
-    memory = filled(model) if remembered else gm.GradientMemory(model, F.cross_entropy)
-    with pytest.raises(RuntimeError, match=r"every \.grad is None: call loss\.backward\(\) before"):
-        memory.project_("c")
-    x, y = batch()
-    F.cross_entropy(model(x), y).backward()
-    memory.project_("c")
-
-
 def test_frozen_and_tied_parameters_and_replaced_layers_are_followed():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
     model[2].weight = model[0].weight  # tied

@@ -220,11 +220,6 @@ class GradientMemory:
                 "memory.step(optimizer, t) in place of project_ and optimizer.step"
             )
         past = self._past(t)
-        if all(w.grad is None for w in self._weights):
-            raise RuntimeError(
-                "there is no gradient to project, every .grad is None: call loss.backward() before "
-                "project_, and optimizer.zero_grad() before that or after the step"
-            )
         found = self._finite_gradients(past) if past else None
         if found is not None:
             with self._counting_skips(found[1]):
