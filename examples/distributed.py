@@ -1,7 +1,6 @@
 """Processes learn together: torchrun --nproc-per-node 2 --max-restarts 3 distributed.py
 
-If one is lost, all are started again, and go on from the last checkpoint. The environment variable
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 keeps torchrun from handing on the lost one's address.
+With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; if one is lost, all go on from the last checkpoint.
 """
 
 from pathlib import Path
