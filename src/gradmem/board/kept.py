@@ -128,7 +128,7 @@ def keep(
             | {name: round(run.result[name], DIGITS) for name in METRICS}
             | {name: run.result[name] for name in COSTS}
             | {"seconds": round(run.result["seconds"], 2)}
-            | {"memory_bytes": run.result.get("memory_bytes")}
+            | {"memory_bytes": _memory_of(run)}
             | {"machine": machines.index(json.dumps(run.result["versions"]))}
         )
         for run in sorted(runs, key=lambda run: run.config["seed"])
@@ -139,6 +139,13 @@ def keep(
     search = _search(searched)
     write_whole(path, f'{head},\n "search": {search},\n "runs": {_list(lines)}\n}}\n')
     return path
+
+
+def _memory_of(run: Run) -> int | None:
+    """What a run's learner remembered: examples, and averages of the weights; None for nothing."""
+    names = ("memory_bytes", "average_bytes")
+    found = [run.result[name] for name in names if run.result.get(name) is not None]
+    return sum(found) if found else None
 
 
 def load(folder: str | os.PathLike[str]) -> list[Kept]:

@@ -38,8 +38,13 @@ per example are one step for each mini-batch of ten, 0.3 are three steps for eac
 gradients per example are one for the example and one for a memory. The setting glances is the
 number of gradient steps per mini-batch. Seconds are of a whole run with its evaluations; runs may
 have shared their machine, so that seconds show an order of magnitude. Memory is what the remembered
-examples take, with room for more. A **published** ACC is marked inside if it lies in the 95%
-prediction interval for one more run, mean ± t · s · √(1 + 1/n); its rounding is allowed for."""
+examples take, with room for more, and averages of the weights. A **published** ACC is marked inside
+if it lies in the 95% prediction interval for one more run, mean ± t · s · √(1 + 1/n); its rounding
+is allowed for.
+
+SteadyGEM is told the task when it predicts, too, as GEM's protocol has it: by how long ago the task
+was learned it chooses one of four averages of its weights. "SteadyGEM with one average", among its
+parts, is the same without that choice."""
 
 
 def write_board(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:

@@ -1,8 +1,8 @@
-"""An exponential average of a network's weights, for predictions."""
+"""Exponential averages of a network's weights, for predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from gradmem.learners.optimizers import padded
 from gradmem.validation import positive
 
-__all__ = ["Average"]
+__all__ = ["Averages"]
 
 
-class Average:
+class Averages:
     """θ̄ ← decay θ̄ + (1 − decay) θ after every step, from the weights at the start on.
+
+    An average is some 1 / (1 − decay) steps long. Of several, a task is predicted with the longest
+    that is not longer than the time since the task was last learned: a task that is long past with
+    an average over much of what came after it, the task at hand with the latest weights.
 
     Buffers of real numbers, such as the running statistics of batch norm, are averaged as the
     weights are: they belong to the weights that they were measured with. Other buffers, and
@@ -25,14 +29,34 @@ class Average:
     Parameters
     ----------
     decay
-        Between 0 and 1, both excluded.
+        Between 0 and 1, both excluded; or several of them.
     """
 
-    def __init__(self, decay: float) -> None:
-        if positive("average", decay) >= 1:
-            raise ValueError(f"average must be below 1, got {decay!r}")
-        self.decay = float(decay)
-        self._kept: dict[nn.Module, dict[str, Tensor]] = {}
+    def __init__(self, decay: float | Sequence[float]) -> None:
+        given = tuple(decay) if isinstance(decay, list | tuple) else (decay,)
+        for one in given:
+            if positive("average", one) >= 1:
+                raise ValueError(f"average must be below 1, got {one!r}")
+        if not given or len({*given}) < len(given):
+            raise ValueError(f"average must be a decay or several different ones, got {decay!r}")
+        #: From the shortest average to the longest.
+        self.decays = tuple(sorted(map(float, given)))
+        #: Task → the number of steps that had been made when it was last learned.
+        self.learned: dict[Hashable, int] = {}
+        self._kept: dict[nn.Module, dict[str, list[Tensor]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.decays)
+
+    def which(self, t: Hashable | None, steps: int) -> int:
+        """The average that task t is predicted with after so many steps.
+
+        A task that was never learned has the shortest, an unknown one (None) the middle.
+        """
+        if t is None:
+            return len(self) // 2
+        age = steps - self.learned.get(t, steps)
+        return max(0, sum(round(1 / (1 - decay)) <= age for decay in self.decays) - 1)
 
     @torch.no_grad()
     def update(self, module: nn.Module, stopped: Tensor | None = None) -> None:
@@ -41,45 +65,51 @@ class Average:
         If `stopped`: () is 1, they stay.
         """
         live = [tensor.detach() for _, _, tensor in _places(module)]
-        averages = self.tensors(module)
-        if stopped is None:
-            torch._foreach_lerp_(averages, live, 1 - self.decay)
-            return
-        change = torch._foreach_sub(live, averages)
-        torch._foreach_mul_(change, (1 - stopped) * (1 - self.decay))
-        torch._foreach_add_(averages, change)
+        for i, decay in enumerate(self.decays):
+            averages = self._tensors(module, i)
+            if stopped is None:
+                torch._foreach_lerp_(averages, live, 1 - decay)
+                continue
+            change = torch._foreach_sub(live, averages)
+            torch._foreach_mul_(change, (1 - stopped) * (1 - decay))
+            torch._foreach_add_(averages, change)
 
     def tensors(self, module: nn.Module) -> list[Tensor]:
-        """The averages, in the order of the module's weights and buffers.
+        """All averages, one after another, each in the order of the module's weights and buffers.
 
         Those that are not known yet begin with the values there are now, before the first step; a
         weight that was widened has those for what is new.
         """
-        return [self._of(part, name, tensor) for part, name, tensor in _places(module)]
+        return [tensor for i in range(len(self)) for tensor in self._tensors(module, i)]
+
+    def _tensors(self, module: nn.Module, i: int) -> list[Tensor]:
+        return [self._of(part, name, tensor)[i] for part, name, tensor in _places(module)]
 
     @torch.no_grad()
-    def _of(self, part: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    def _of(self, part: nn.Module, name: str, tensor: Tensor) -> list[Tensor]:
+        """The averages of one tensor, from the shortest to the longest."""
         own = self._kept.setdefault(part, {})
         known = own.get(name)
-        if known is None or known.ndim != tensor.ndim:
-            own[name] = tensor.detach().clone()
-        elif known.shape != tensor.shape:
-            there = padded(torch.ones_like(known, dtype=torch.bool), tensor.shape)
-            own[name] = torch.where(there, padded(known, tensor.shape), tensor.detach())
-        elif known.device != tensor.device or known.dtype != tensor.dtype:
-            own[name] = known.to(tensor)
+        if known is None or known[0].ndim != tensor.ndim:
+            own[name] = [tensor.detach().clone() for _ in self.decays]
+        elif known[0].shape != tensor.shape:
+            there = padded(torch.ones_like(known[0], dtype=torch.bool), tensor.shape)
+            wider = [padded(one, tensor.shape) for one in known]
+            own[name] = [torch.where(there, one, tensor.detach()) for one in wider]
+        elif known[0].device != tensor.device or known[0].dtype != tensor.dtype:
+            own[name] = [one.to(tensor) for one in known]
         return own[name]
 
     @contextmanager
-    def standing_in(self, module: nn.Module) -> Iterator[None]:
-        """The averages in the place of the module's weights, without a copy.
+    def standing_in(self, module: nn.Module, i: int) -> Iterator[None]:
+        """Average i in the place of the module's weights, without a copy.
 
         Weights that never learned have none, and stay.
         """
         known = [place for place in _places(module) if place[1] in self._kept.get(place[0], {})]
         live = [(tensor, tensor.data) for _, _, tensor in known]
         for part, name, tensor in known:
-            tensor.data = self._of(part, name, tensor)
+            tensor.data = self._of(part, name, tensor)[i]
         try:
             yield
         finally:
@@ -90,6 +120,12 @@ class Average:
         """Forget the averages of layers that the module no longer has."""
         parts = {*module.modules()}
         self._kept = {part: own for part, own in self._kept.items() if part in parts}
+
+    @property
+    def bytes(self) -> int:
+        """What the averages take."""
+        kept = [one for own in self._kept.values() for known in own.values() for one in known]
+        return sum(one.numel() * one.element_size() for one in kept)
 
     def state_of(self, modules: Mapping[Any, nn.Module]) -> dict[Any, list[Tensor]]:
         """The averages of some modules, by the same keys."""

@@ -92,7 +92,10 @@ class Learner(Keeping, ABC):
         Decay, between 0 and 1, of an exponential average of the weights, which predictions are
         made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
         themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
-        too. None for no average.
+        too. None for no average. Of several, `(0.99, 0.999)`, each as large as the network, a task
+        is predicted with the longest whose length, 1 / (1 − decay) steps, is not above the number
+        of steps since the task was last learned; with the shortest if all are longer or the task
+        was never learned, with the middle one where t is left out.
     glances
         Gradient steps per mini-batch; what is remembered of it is remembered once, after the last.
     input_dropout
@@ -164,7 +167,7 @@ class Learner(Keeping, ABC):
         decide: Callable[[Any], Any] | None = None,
         grow: bool = False,
         boundaries: Rule | None = None,
-        average: float | None = None,
+        average: float | Sequence[float] | None = None,
         glances: int = 1,
         input_dropout: float = 0.0,
         not_finite: str = "stop",
@@ -212,9 +215,14 @@ class Learner(Keeping, ABC):
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
         noisy = self.passes.noise is not None
         self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances, noisy)
+        if self.averaged is not None and len(self.averaged) > 1 and not self.one_network:
+            raise ValueError(
+                f"several averages are for one network, {type(self).__name__} has one per task: "
+                f"average must be one decay, got {average!r}"
+            )
         self._lock = Lock()
 
-    def _check_distributed(self, grow: bool, average: float | None) -> None:
+    def _check_distributed(self, grow: bool, average: float | Sequence[float] | None) -> None:
         """Refuse what several processes cannot do together."""
         if not self.distributes:
             raise ValueError(
@@ -364,6 +372,8 @@ class Learner(Keeping, ABC):
             return None
         self.steps += 1
         self.examples += size(x)
+        if self.averaged is not None:
+            self.averaged.learned[t] = self.steps
         for optimizer in self.optimizers_of(t) if self._schedules else ():
             self._schedules[optimizer].step()
         return loss
@@ -496,7 +506,9 @@ class Learner(Keeping, ABC):
         names = ("predict", "scores", "evaluated", "module", "described")
         usual = all(getattr(own, name) is getattr(Learner, name) for name in names)
         described = self.describing.size is not None
-        return usual and self.shares_outputs and not self.outputs and not described
+        one_average = self.averaged is None or len(self.averaged) == 1
+        shared = self.shares_outputs and not self.outputs
+        return usual and shared and not described and one_average
 
     def scores(self, x: Tree, t: Hashable | None) -> Any:
         """The outputs for x without those of other tasks: (n, classes) for classes."""
@@ -531,7 +543,8 @@ class Learner(Keeping, ABC):
         """What belongs into a run's results: counts, and how things were computed.
 
         `steps` and `example_gradients` are what learning cost (see `count`), `memory_bytes` what
-        the memory takes now, with the room that it has for more.
+        the memory takes now, with the room that it has for more, `average_bytes` what averages of
+        the weights take.
         """
         counts = {
             "steps": self.updates,
@@ -541,6 +554,8 @@ class Learner(Keeping, ABC):
         }
         if isinstance(memory := getattr(self, "memory", None), EpisodicMemory):
             counts["memory_bytes"] = memory.bytes
+        if self.averaged is not None:
+            counts["average_bytes"] = self.averaged.bytes
         if self._boundaries is None:
             return counts
         return counts | {"boundaries": [task.first for task in self.tasks]}
@@ -603,7 +618,7 @@ class Learner(Keeping, ABC):
         with self._evaluating(t) as module:
             if self.averaged is None or live:
                 return self.passes(module, x)
-            with self.averaged.standing_in(module):
+            with self.averaged.standing_in(module, self.averaged.which(t, self.steps)):
                 return self.passes(module, x)
 
     def modules_by_task(self) -> dict[Hashable, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from gradmem.gradients import Loss, Transform
@@ -36,7 +36,7 @@ class Common(TypedDict, total=False):
     decide: Callable[[Any], Any] | None
     grow: bool
     boundaries: Rule | None
-    average: float | None
+    average: float | Sequence[float] | None
     glances: int
     input_dropout: float
     not_finite: str

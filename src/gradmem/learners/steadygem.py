@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 from torch import nn
@@ -20,8 +21,9 @@ class SteadyGEM(SoftGEM):
 
     1. Constraints are at soft targets, a mixture of an example's label and what the network
        answered when it was stored (`soft`, see `SoftGEM`): an answer says more than a label.
-    2. Predictions are made with an average of the weights (`average`): single steps on ten examples
-       go astray, in directions that no memory forbids, and the average does not.
+    2. Predictions are made with averages of the weights (`average`): single steps on ten examples
+       go astray, in directions that no memory forbids, and an average does not. A task that is long
+       past is predicted with a long one, the task at hand with a short one.
     3. Each mini-batch is learned in several gradient steps (`glances`), all of them constrained:
        what would overfit the mini-batch is held by the memories.
     4. A part of each input is hidden while learning (`input_dropout`), at the memories, too: few
@@ -47,9 +49,11 @@ class SteadyGEM(SoftGEM):
     soft
         Share of the stored answers in the targets of the memories.
     average
-        Decay of the averaged weights; None for none. The average follows the weights some
-        1 / (1 − decay) steps late, and begins with the first ones. Streams of thousands of steps
-        gain by 0.995 or 0.998; with those, one of a hundred steps would hardly be learned.
+        Decay of the averaged weights, or several of them, here for averages 50, 200, 1,000 and
+        3,333 steps long; None for none. Each takes as much memory as the network. A task is
+        predicted with the longest that is not longer than the time since it was last learned, so
+        `predict` should be given t. For streams of a hundred thousand steps and more, add longer
+        ones.
     glances
         Gradient steps per mini-batch.
     input_dropout
@@ -74,7 +78,7 @@ class SteadyGEM(SoftGEM):
         *,
         keep: str | Policy = "balanced",
         soft: float = 0.75,
-        average: float | None = 0.98,
+        average: float | Sequence[float] | None = (0.98, 0.995, 0.999, 0.9997),
         glances: int = 3,
         input_dropout: float = 0.1,
         temperature: float = 1.0,

@@ -22,7 +22,7 @@ from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.distributed import Processes
 from gradmem.gradients import parameters
 from gradmem.interrupts import Lock
-from gradmem.learners.averaging import Average
+from gradmem.learners.averaging import Averages
 from gradmem.learners.optimizers import OptimizerFactory, ScheduleFactory
 from gradmem.trees import Tree, leaves
 from gradmem.validation import non_negative_int, positive, positive_int
@@ -61,7 +61,7 @@ class Stepping:
         clip: float | None,
         seed: int,
         graphs: bool,
-        average: float | None = None,
+        average: float | Sequence[float] | None = None,
         glances: int = 1,
         noisy: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class Stepping:
             raise ValueError(f"seed must be below 2**63, got {seed}")
         self.clip = None if clip is None else positive("clip", clip)
         self.glances = positive_int("glances", glances)
-        self.averaged = None if average is None else Average(average)
+        self.averaged = None if average is None else Averages(average)
         if self.averaged is not None:
             self.averaged.tensors(network)
         self._make_optimizer, self._make_schedule = optimizer, schedule
@@ -247,7 +247,7 @@ class Stepping:
             self.note(self.averaged.tensors(self.module(t)))
 
     def _with_average(self, step: Step, t: Hashable) -> Step:
-        """The step, after which the average of the weights follows, if there is one."""
+        """The step, after which the averages of the weights follow, if there are any."""
         if self.averaged is None:
             return step
         self.averaged.tensors(self.module(t))  # they begin before the step
@@ -260,7 +260,7 @@ class Stepping:
         return averaging
 
     def average_weights(self, t: Hashable) -> None:
-        """Let the average follow the weights of task t's module, unless steps are held."""
+        """Let the averages follow the weights of task t's module, unless steps are held."""
         if self.averaged is not None:
             held = None if self._guard is None else self._guard.found
             self.averaged.update(self.module(t), held)

@@ -46,6 +46,7 @@ COUNTS = (
     "steps",
     "example_gradients",
     "memory_bytes",
+    "average_bytes",
     "violations",
     "violated_constraints",
     "active_constraints",
