@@ -212,11 +212,14 @@ def test_graphs_change_nothing_for_any_learner(kind):
 
 
 @pytest.mark.parametrize("kind", LEARNERS.values())
-def test_graphs_change_nothing_for_an_average_and_glances(kind):
+@pytest.mark.parametrize("average", [0.9, (0.6, 0.9)])
+def test_graphs_change_nothing_for_an_average_and_glances(kind, average):
+    if not kind.one_network and average != 0.9:
+        pytest.skip("several averages are for one network")
     outputs = []
     for graphs in (True, False):
         network = gm.mlp([6, 8, 8, 6], seed=0).cuda()
-        learner = kind(network, lr=0.05, graphs=graphs, average=0.9, glances=2)
+        learner = kind(network, lr=0.05, graphs=graphs, average=average, glances=2)
         for t in (0, 1, 2, 0):
             x = torch.linspace(-1, 1, 18 * 6, device="cuda").view(18, 6) + t
             for some in torch.arange(18, device="cuda").split(6):

@@ -71,6 +71,63 @@ def test_predictions_are_those_of_the_average():
     assert network.training
 
 
+def test_a_task_is_predicted_with_an_average_as_long_as_it_is_past():
+    learner = gm.Single(gm.mlp([4, 8, 3]), average=(0.98, 0.8, 0.9))  # 50, 5 and 10 steps long
+    means = {decay: weights(learner.network) for decay in (0.8, 0.9, 0.98)}
+    for step, t in enumerate("a" * 4 + "b" * 30 + "c" * 15 + "d" * 8 + "e" * 4):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+        for decay, mean in means.items():
+            for m, w in zip(mean, weights(learner.network), strict=True):
+                m.lerp_(w, 1 - decay)
+    x, _ = batch(99, n=50)
+    for t, decay in {
+        "a": 0.98,
+        "b": 0.9,
+        "c": 0.9,
+        "d": 0.8,
+        "e": 0.8,
+        "f": 0.8,
+        None: 0.9,
+    }.items():
+        expected = gm.mlp([4, 8, 3])
+        for w, m in zip(expected.parameters(), means[decay], strict=True):
+            w.data = m
+        torch.testing.assert_close(learner.forward(x, t), expected(x))
+    mixed = learner.forward(x[:2], ["a", "e"])
+    torch.testing.assert_close(mixed[0], learner.forward(x[:1], "a")[0])
+    torch.testing.assert_close(mixed[1], learner.forward(x[1:2], "e")[0])
+
+
+def test_several_averages_are_saved_and_counted(tmp_path):
+    learner = gm.SteadyGEM(gm.mlp([4, 8, 3]), memories=3, average=(0.5, 0.9), glances=2)
+    train(learner, "aaab")
+    size = sum(w.numel() for w in learner.network.parameters()) * 4
+    assert learner.statistics()["average_bytes"] == 2 * size
+    learner.save(tmp_path / "learner")
+    other = gm.SteadyGEM(gm.mlp([4, 8, 3]), memories=3, average=[0.5, 0.9], glances=2)
+    other.load(tmp_path / "learner")
+    x, _ = batch(9)
+    for t in ("a", "b", None):
+        assert torch.equal(learner.forward(x, t), other.forward(x, t))
+    for one in (learner, other):
+        train(one, "cc")
+    assert torch.equal(learner.forward(x, "a"), other.forward(x, "a"))
+    with pytest.raises(ValueError, match="average must be"):
+        gm.SteadyGEM(gm.mlp([4, 8, 3]), memories=3, average=0.9, glances=2).load(
+            tmp_path / "learner"
+        )
+
+
+def test_a_run_asks_for_each_task_with_its_own_average():
+    continuum = gm.mnist_rotations(4, 40, data="sample")
+    learner = gm.Single(gm.mlp(), average=(0.5, 0.9))
+    R = gm.run(learner, continuum).R
+    for t, test in continuum.tests.items():
+        x, y = test[:]
+        assert R[-1][t] == pytest.approx((learner.predict(x, t) == y).float().mean().item())
+
+
 def test_an_average_follows_every_step_on_a_single_example():
     learner = gm.MER(gm.mlp([4, 8, 3]), average=0.8)
     mean = [w.clone() for w in weights(learner.network)]
@@ -174,6 +231,9 @@ def test_a_glance_that_cannot_be_made_undoes_those_before_it(optimizer, average)
         ({"average": 1.0}, "average must be below 1, got 1.0"),
         ({"average": 0}, "average must be above 0, got 0"),
         ({"average": "much"}, "average must be a number, got 'much'"),
+        ({"average": (0.9, 1)}, "average must be below 1, got 1"),
+        ({"average": ()}, r"average must be a decay or several different ones, got \(\)"),
+        ({"average": (0.9, 0.9)}, "average must be a decay or several different ones"),
         ({"glances": 0}, "glances must be at least 1, got 0"),
         ({"glances": 1.5}, "glances must be a whole number, got 1.5"),
     ],
@@ -181,6 +241,11 @@ def test_a_glance_that_cannot_be_made_undoes_those_before_it(optimizer, average)
 def test_a_wrong_option_is_named(settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         gm.Single(gm.mlp([4, 3]), **settings)
+
+
+def test_several_averages_are_for_one_network():
+    with pytest.raises(ValueError, match="several averages are for one network, Independent has"):
+        gm.Independent(gm.mlp([4, 3]), average=(0.9, 0.99))
 
 
 def test_a_state_without_an_average_does_not_fit_a_learner_with_one():

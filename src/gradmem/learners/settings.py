@@ -65,8 +65,13 @@ def signature_of(cls: type[Any], root: type[Any]) -> inspect.Signature:
 def compared_settings(cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a learner must share with one whose state it takes over."""
     usual = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
-    return {
-        name: value
-        for name, value in {**usual, **given}.items()
-        if name not in FREE and (value is None or isinstance(value, str | bool | int | float))
-    }
+    comparable = {name: _comparable(value) for name, value in {**usual, **given}.items()}
+    return {name: v for name, v in comparable.items() if name not in FREE and v is not FREE}
+
+
+def _comparable(value: Any) -> Any:
+    """A value, or a list of several, as a state keeps it; FREE if it cannot be compared."""
+    if isinstance(value, list | tuple):
+        values = [_comparable(one) for one in value]
+        return FREE if any(one is FREE for one in values) else values
+    return value if value is None or isinstance(value, str | bool | int | float) else FREE
