@@ -260,8 +260,8 @@ def _steady(dropout: Sequence[float], keep: Sequence[str]) -> dict[str, Sequence
     return {**values, "input_dropout": dropout, "keep": keep}
 
 
-#: Decays of averages that are 50, 200, 1,000 and 3,333 steps long.
-AVERAGES = [0.98, 0.995, 0.999, 0.9997]
+#: Decays of averages that are 50, 200, 1,000 and 5,000 steps long.
+AVERAGES = [0.98, 0.995, 0.999, 0.9998]
 
 _STEADY = Entry(
     "steadygem",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +15,17 @@ from gradmem.validation import positive
 
 __all__ = ["Averages"]
 
+#: How long an average is to be, of the steps since the task that it predicts was learned: three
+#: quarters of its weight then lie on what came after the task, 1 − exp(−1 / 0.7).
+SHARE = 0.7
+
 
 class Averages:
     """θ̄ ← decay θ̄ + (1 − decay) θ after every step, from the weights at the start on.
 
-    An average is some 1 / (1 − decay) steps long. Of several, a task is predicted with the longest
-    that is not longer than the time since the task was last learned: a task that is long past with
-    an average over much of what came after it, the task at hand with the latest weights.
+    An average is some 1 / (1 − decay) steps long. Of several, a task is predicted with the one that
+    fits the time since the task was last learned: a task that is long past with an average over
+    much of what came after it, the task at hand with the latest weights.
 
     Buffers of real numbers, such as the running statistics of batch norm, are averaged as the
     weights are: they belong to the weights that they were measured with. Other buffers, and
@@ -49,14 +54,15 @@ class Averages:
         return len(self.decays)
 
     def which(self, t: Hashable | None, steps: int) -> int:
-        """The average that task t is predicted with after so many steps.
+        """The average that task t is predicted with after so many steps: the nearest by length.
 
         A task that was never learned has the shortest, an unknown one (None) the middle.
         """
         if t is None:
             return len(self) // 2
-        age = steps - self.learned.get(t, steps)
-        return max(0, sum(round(1 / (1 - decay)) <= age for decay in self.decays) - 1)
+        wanted = SHARE * max(1, steps - self.learned.get(t, steps))
+        far = [abs(math.log((1 - decay) * wanted)) for decay in self.decays]
+        return far.index(min(far))
 
     @torch.no_grad()
     def update(self, module: nn.Module, stopped: Tensor | None = None) -> None:

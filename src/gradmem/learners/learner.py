@@ -93,9 +93,9 @@ class Learner(Keeping, ABC):
         made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
         themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
         too. None for no average. Of several, `(0.99, 0.999)`, each as large as the network, a task
-        is predicted with the longest whose length, 1 / (1 − decay) steps, is not above the number
-        of steps since the task was last learned; with the shortest if all are longer or the task
-        was never learned, with the middle one where t is left out.
+        is predicted with the one whose length, 1 / (1 − decay) steps, is nearest to 0.7 of the
+        steps since the task was last learned; with the shortest if it never was, with the middle
+        one where t is left out.
     glances
         Gradient steps per mini-batch; what is remembered of it is remembered once, after the last.
     input_dropout

@@ -50,10 +50,9 @@ class SteadyGEM(SoftGEM):
         Share of the stored answers in the targets of the memories.
     average
         Decay of the averaged weights, or several of them, here for averages 50, 200, 1,000 and
-        3,333 steps long; None for none. Each takes as much memory as the network. A task is
-        predicted with the longest that is not longer than the time since it was last learned, so
-        `predict` should be given t. For streams of a hundred thousand steps and more, add longer
-        ones.
+        5,000 steps long; None for none. Each takes as much memory as the network. A task is
+        predicted with the one that fits the time since it was last learned (see `Learner`), so
+        `predict` should be given t. For streams of tens of thousands of steps, add longer ones.
     glances
         Gradient steps per mini-batch.
     input_dropout
@@ -78,7 +77,7 @@ class SteadyGEM(SoftGEM):
         *,
         keep: str | Policy = "balanced",
         soft: float = 0.75,
-        average: float | Sequence[float] | None = (0.98, 0.995, 0.999, 0.9997),
+        average: float | Sequence[float] | None = (0.98, 0.995, 0.999, 0.9998),
         glances: int = 3,
         input_dropout: float = 0.1,
         temperature: float = 1.0,
