@@ -21,11 +21,12 @@ SHARE = 0.7
 
 
 class Averages:
-    """θ̄ ← decay θ̄ + (1 − decay) θ after every step, from the weights at the start on.
+    """θ̄ ← θ̄ + max(1 − decay, 1 / n) (θ − θ̄) after step n.
 
-    An average is some 1 / (1 − decay) steps long. Of several, a task is predicted with the one that
-    fits the time since the task was last learned: a task that is long past with an average over
-    much of what came after it, the task at hand with the latest weights.
+    The mean of all weights so far, until these are as many as the average is long, some
+    1 / (1 − decay) steps; exponential from then on. Of several, a task is predicted with the one
+    that fits the time since the task was last learned: a task that is long past with an average
+    over much of what came after it, the task at hand with the latest weights.
 
     Buffers of real numbers, such as the running statistics of batch norm, are averaged as the
     weights are: they belong to the weights that they were measured with. Other buffers, and
@@ -49,6 +50,8 @@ class Averages:
         #: Task → the number of steps that had been made when it was last learned.
         self.learned: dict[Hashable, int] = {}
         self._kept: dict[nn.Module, dict[str, list[Tensor]]] = {}
+        #: n: (), on the device of the weights, where a graph counts it.
+        self._count = torch.zeros((), dtype=torch.float64)
 
     def __len__(self) -> int:
         return len(self.decays)
@@ -56,11 +59,11 @@ class Averages:
     def which(self, t: Hashable | None, steps: int) -> int:
         """The average that task t is predicted with after so many steps: the nearest by length.
 
-        A task that was never learned has the shortest, an unknown one (None) the middle.
+        A task that was never learned has the shortest; an unknown one, None, is taken for one that
+        was learned when half of the steps had been made.
         """
-        if t is None:
-            return len(self) // 2
-        wanted = SHARE * max(1, steps - self.learned.get(t, steps))
+        learned = steps // 2 if t is None else self.learned.get(t, steps)
+        wanted = SHARE * max(1, steps - learned)
         far = [abs(math.log((1 - decay) * wanted)) for decay in self.decays]
         return far.index(min(far))
 
@@ -71,22 +74,28 @@ class Averages:
         If `stopped`: () is 1, they stay.
         """
         live = [tensor.detach() for _, _, tensor in _places(module)]
+        self._count = self._count.to(live[0].device)
+        goes = torch.ones_like(self._count) if stopped is None else 1 - stopped
+        self._count += goes
         for i, decay in enumerate(self.decays):
             averages = self._tensors(module, i)
-            if stopped is None:
-                torch._foreach_lerp_(averages, live, 1 - decay)
+            rate = goes * (1 / self._count).clamp(min=1 - decay)
+            if self._count.device.type == "cpu":
+                torch._foreach_lerp_(averages, live, float(rate))
                 continue
             change = torch._foreach_sub(live, averages)
-            torch._foreach_mul_(change, (1 - stopped) * (1 - decay))
+            torch._foreach_mul_(change, rate.to(live[0].dtype))
             torch._foreach_add_(averages, change)
 
     def tensors(self, module: nn.Module) -> list[Tensor]:
-        """All averages, one after another, each in the order of the module's weights and buffers.
+        """n, and all averages, each in the order of the module's weights and buffers.
 
         Those that are not known yet begin with the values there are now, before the first step; a
         weight that was widened has those for what is new.
         """
-        return [tensor for i in range(len(self)) for tensor in self._tensors(module, i)]
+        averages = [tensor for i in range(len(self)) for tensor in self._tensors(module, i)]
+        self._count = self._count.to(averages[0].device)
+        return [self._count, *averages]
 
     def _tensors(self, module: nn.Module, i: int) -> list[Tensor]:
         return [self._of(part, name, tensor)[i] for part, name, tensor in _places(module)]

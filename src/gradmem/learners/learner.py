@@ -90,12 +90,13 @@ class Learner(Keeping, ABC):
         begins a new task. The learner has a copy of its own.
     average
         Decay, between 0 and 1, of an exponential average of the weights, which predictions are
-        made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step. Learning goes on with the weights
-        themselves. Buffers of real numbers, the running statistics of batch norm, are averaged,
-        too. None for no average. Of several, `(0.99, 0.999)`, each as large as the network, a task
-        is predicted with the one whose length, 1 / (1 − decay) steps, is nearest to 0.7 of the
-        steps since the task was last learned; with the shortest if it never was, with the middle
-        one where t is left out.
+        made with: θ̄ ← decay θ̄ + (1 − decay) θ after every step, and the plain mean of all weights
+        so far during the first 1 / (1 − decay) steps. Learning goes on with the weights themselves.
+        Buffers of real numbers, the running statistics of batch norm, are averaged, too. None for
+        no average. Of several, `(0.99, 0.999)`, each as large as the network, a task is predicted
+        with the one whose length, 1 / (1 − decay) steps, is nearest to 0.7 of the steps since the
+        task was last learned; with the shortest if it never was. Where t is left out, it is taken
+        for a task that was learned when half of the steps had been made.
     glances
         Gradient steps per mini-batch; what is remembered of it is remembered once, after the last.
     input_dropout
