@@ -74,12 +74,13 @@ def learner_text(folder: str | os.PathLike[str], learner: str) -> str:
 def page_text(folder: str | os.PathLike[str]) -> str:
     """The page as Markdown: the same text for the same kept results."""
     kept = load(folder)
+    columns, machines = sections.columns(kept), sections.machines_of(kept)
     parts = [
         HEAD,
         "# The board",
         sections.summary(kept),
         HOW,
-        *(sections.column(column, rows) for column, rows in sections.columns(kept).items()),
+        *(sections.column(column, rows, machines) for column, rows in columns.items()),
         sections.ablations(kept),
         sections.published_numbers(kept),
         sections.searches(kept),

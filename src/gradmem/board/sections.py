@@ -9,7 +9,7 @@ from gradmem.benchmarks import lookup
 from gradmem.board.compare import OUTSIDE, difference, verdict
 from gradmem.board.entries import ENTRIES
 from gradmem.board.kept import Kept
-from gradmem.board.plan import BENCHMARKS, Column, cells_of
+from gradmem.board.plan import BENCHMARKS, Cell, Column, cells_of
 from gradmem.reports.markdown import (
     command_text,
     interval_text,
@@ -30,6 +30,7 @@ __all__ = [
     "column",
     "column_title",
     "columns",
+    "machines_of",
     "points",
     "published_numbers",
     "searches",
@@ -74,8 +75,8 @@ def title(name: str) -> str:
     >>> title("gem"), title("gem without margin"), title("mine")
     ('GEM', 'GEM without margin', 'mine')
     """
-    whole, without, part = name.partition(" without ")
-    return (TITLES.get(whole) or literal(whole)) + without + literal(part)
+    whole, space, part = name.partition(" ")
+    return (TITLES.get(whole) or literal(whole)) + space + literal(part)
 
 
 def column_title(column: Column) -> str:
@@ -123,9 +124,10 @@ def summary(kept: Sequence[Kept]) -> str:
         cells += [_cost(first.per_example(cost)) for cost in COSTS]
         more = difference(first, others[0]) if others else None
         cells += [_name(others[0]), measured(more, "+.3f")] if others else ["–", "–"]
-        lines.append(cells)
+        planned = sum(cell.column == own for cell in _rows_planned())
+        lines.append([*cells, f"{1 + len(others)} of {max(planned, 1 + len(others))}"])
     headings = ["column", "first", "ACC", *COSTS.values(), "second", "ACC before the second"]
-    parts = [table(headings, lines)]
+    parts = [table([*headings, "learners run"], lines)]
     if trials := sum(one.is_trial for one in kept):
         parts.append(
             f"{trials} of {len(kept)} results are trials, on other data or streams than the "
@@ -148,9 +150,8 @@ def learner(kept: Sequence[Kept], name: str) -> str:
     return table(headings, lines) if lines else ""
 
 
-def column(own: Column, rows: Sequence[Kept]) -> str:
-    """A column's table and picture."""
-    machines = _machines(rows)
+def column(own: Column, rows: Sequence[Kept], machines: Mapping[str, str]) -> str:
+    """A column's table and picture; `machines` has the letters of those of the whole page."""
     lines = []
     for one in rows:
         found = verdict(one)
@@ -163,16 +164,17 @@ def column(own: Column, rows: Sequence[Kept]) -> str:
                 *(_cost(one.per_example(cost)) for cost in COSTS),
                 _seconds(one, machines),
                 _bytes(one.runs[-1]["memory_bytes"]),
-                _settings(one),
                 "–" if found is None else f"{found.acc:.{found.digits}f} {_mark(found.mark)}",
             ]
         )
-    headings = ["learner", "ACC", "BWT", "FWT", *COSTS.values(), "seconds", "memory", "settings"]
+    headings = ["learner", "ACC", "BWT", "FWT", *COSTS.values(), "seconds", "memory"]
     name = column_title(own)
+    own_machines = {_machine(one, run["machine"]) for one in rows for run in one.runs}
+    letters = {machine: letter for machine, letter in machines.items() if machine in own_machines}
     return paragraphs(
         f"## {name}",
         table([*headings, "published ACC"], lines),
-        *([f"Seconds on: {_machine_list(machines)}."] if machines else []),
+        f"Seconds on: {_machine_list(letters, len(machines))}.",
         f"![ACC against cost: {name}]({PICTURES}/frontier-{own.slug}.png)",
     )
 
@@ -244,9 +246,9 @@ def searches(kept: Sequence[Kept]) -> str:
             cells += [str(len(one.tried)), str(len(one.tried) - len(sound)), acc]
         else:
             cells += ["one, not searched", "–", "–"]
-        lines.append([*cells, measured(one.estimate("acc"), ".3f")])
+        lines.append([*cells, measured(one.estimate("acc"), ".3f"), _settings(one)])
     headings = ["column", "learner", "settings tried", "of these failed"]
-    headings += ["held-out ACC of the chosen", "test ACC"]
+    headings += ["held-out ACC of the chosen", "test ACC", "chosen"]
     return paragraphs(
         "## How settings were chosen",
         "On held-out data, by the mean over the seeds that were tried. The test sets had no part "
@@ -278,11 +280,16 @@ def _not_run(kept: Sequence[Kept]) -> list[str]:
     """What the board is to have and has not yet, a line for each column."""
     there = {one.slug for one in kept}
     missing: dict[Column, list[str]] = {}
-    for cell in cells_of():
-        if cell.entry.part_of is None and cell.slug not in there:
+    for cell in _rows_planned():
+        if cell.slug not in there:
             missing.setdefault(cell.column, []).append(title(cell.entry.name))
     lines = [f"- {column_title(own)}: {', '.join(names)}" for own, names in missing.items()]
     return ["Not run yet:", "\n".join(lines)] if lines else []
+
+
+def _rows_planned() -> list[Cell]:
+    """All that the board is to have, but for parts of an entry."""
+    return [cell for cell in cells_of() if cell.entry.part_of is None]
 
 
 def _is_row(one: Kept) -> bool:
@@ -348,18 +355,18 @@ def _notes(kept: Sequence[Kept]) -> list[str]:
     return ["About the learners:", "\n".join(lines)] if lines else []
 
 
-def _machines(rows: Sequence[Kept]) -> dict[str, str]:
+def machines_of(kept: Sequence[Kept]) -> dict[str, str]:
     """What rows were made on → a letter."""
-    found = dict.fromkeys(_machine(one, run["machine"]) for one in rows for run in one.runs)
-    return {machine: chr(ord("A") + i % 26) for i, machine in enumerate(found)}
+    found = {_machine(one, run["machine"]) for one in kept for run in one.runs}
+    return {machine: chr(ord("A") + i % 26) for i, machine in enumerate(sorted(found))}
 
 
 def _machine(one: Kept, i: int) -> str:
     return machine_text(one.about["machines"][i], one.about)
 
 
-def _machine_list(machines: Mapping[str, str]) -> str:
-    if len(machines) == 1:
+def _machine_list(machines: Mapping[str, str], on_page: int) -> str:
+    if on_page == 1:
         return next(iter(machines))
     return "; ".join(f"{letter}: {machine}" for machine, letter in machines.items())
 

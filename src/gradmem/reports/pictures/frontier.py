@@ -73,6 +73,8 @@ def draw_frontier(
                 zorder=3,
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(_few_between)
         axes.set_xlabel(cost)
         axes.grid(alpha=0.3)
         axes.margins(x=0.18, y=0.08)
@@ -83,6 +85,12 @@ def draw_frontier(
     for axes, cost in zip(panels, costs, strict=True):
         _name_points(axes, points, cost)
     return save(figure, folder, name, formats)
+
+
+def _few_between(value: float, place: int | None = None) -> str:
+    """A number between two powers of ten, if it is 2 or 5 times one of them."""
+    del place  # where it stands among the others
+    return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _draw_line(axes: Any, line: Sequence[Point], cost: str) -> None:
