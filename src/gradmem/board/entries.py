@@ -68,6 +68,9 @@ class Entry:
         return next((self.grids[key] for key in keys if key in self.grids), None)
 
 
+#: Decays of averages of the weights that are 50, 200, 1,000 and 5,000 steps long.
+AVERAGES = [0.98, 0.995, 0.999, 0.9998]
+
 #: One row of memories for the whole stream, as in the papers on replay.
 ROW = {"groups": [1]}
 
@@ -176,6 +179,38 @@ _ALL = (
         notes="Published on other streams: more examples, mini-batches of 128.",
     ),
     Entry(
+        "er with averages",
+        "er",
+        {
+            "mnist": {
+                "lr": [0.03, 0.1],
+                "sample": [50],
+                "glances": [3],
+                "average": [AVERAGES],
+                **ROW,
+            }
+        },
+        memory="budget",
+        notes="ER with SteadyGEM's averages, to tell what is theirs.",
+    ),
+    Entry(
+        "derpp with averages",
+        "derpp",
+        {
+            "mnist": {
+                "lr": [0.03, 0.1],
+                "alpha": [0.5],
+                "beta": [1.0],
+                "sample": [50],
+                "glances": [3],
+                "average": [AVERAGES],
+                **ROW,
+            },
+        },
+        memory="budget",
+        notes="DER++ with SteadyGEM's averages, to tell what is theirs.",
+    ),
+    Entry(
         "mer",
         "mer",
         {
@@ -259,9 +294,6 @@ def _steady(dropout: Sequence[float], keep: Sequence[str]) -> dict[str, Sequence
     values = {name: [value] for name, value in fixed.items()}
     return {**values, "input_dropout": dropout, "keep": keep}
 
-
-#: Decays of averages that are 50, 200, 1,000 and 5,000 steps long.
-AVERAGES = [0.98, 0.995, 0.999, 0.9998]
 
 _STEADY = Entry(
     "steadygem",
