@@ -45,6 +45,8 @@ def test_run_writes_a_folder_and_says_where(tmp_path):
     said = gradmem("run", *options, *TINY, "--out", out)
     assert "finished before" in said
     assert "ACC" in said
+    assert f"Already there: {out / 'result.json'}" in said
+    assert "Written" not in said
     assert (out / "result.json").stat().st_mtime_ns == written
     gradmem("run", *options, *TINY, "--out", out, "--overwrite")
     again = json.loads((out / "result.json").read_text())
@@ -53,6 +55,8 @@ def test_run_writes_a_folder_and_says_where(tmp_path):
     # something else does not go into the same folder unasked
     other = ["run", *options[:-1], "1", *TINY, "--out", out]
     assert "holds the result of another experiment" in gradmem(*other, code=2)
+    said = gradmem("run", *options, *TINY, "--lr", "0.06", "--out", out, code=2)
+    assert "(result.json): lr was 0.1 and is 0.06. Choose another folder" in said
     gradmem(*other, "--overwrite")
     assert json.loads((out / "result.json").read_text())["seed"] == 1
 
@@ -175,6 +179,10 @@ def test_data_says_what_it_found():
             "got 'mnist-rotation': did you mean mnist-rotations?",
         ),
         (["run", "--benchmark", "mnist-rotations", "--learner", "gemm"], ": did you mean gem?"),
+        (
+            ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--sed", "3"],
+            ": did you mean --seed?",
+        ),
         (["report", "no-such-folder"], "no-such-folder does not exist"),
         (["run", "--benchmark", "mnist-rotations"], "--learner"),
     ],
