@@ -533,10 +533,10 @@ def test_a_signal_saves_and_the_same_command_goes_on(number, tmp_path):
     said = process.communicate(timeout=60)[0]
     if process.returncode:  # it may have been done before
         assert process.returncode == 128 + number
-        assert "the same command goes on" in said
+        assert said.count("goes on") == 1
         assert "Traceback" not in said
         assert "failed" not in said
-        assert said.count("Stopped") == 1
+        assert said.lower().count("stopped") == 1
         state = load_state(tmp_path / "run" / "checkpoint" / "checkpoint.safetensors", "a run")
         assert state["examples"] > 0
     told = {"check": True, "capture_output": True, "text": True}

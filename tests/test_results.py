@@ -63,9 +63,12 @@ def test_the_same_experiment_may_run_again_but_not_over_another(tmp_path):
     finished(tmp_path)
     finished(tmp_path)
     before = (tmp_path / "config.json").read_text()
-    with pytest.raises(ValueError, match="holds the result of another experiment"):
+    with pytest.raises(ValueError, match=r"another experiment .*: seed was 0 and is 1\. "):
         finished(tmp_path, seed=1)
     assert (tmp_path / "config.json").read_text() == before
+    (tmp_path / "config.json").write_text(before[:-9])
+    with pytest.raises(ValueError, match=r"another experiment .*: its config\.json is another"):
+        finished(tmp_path)
 
 
 def test_a_result_that_is_replaced_is_not_taken_for_the_new_ones(tmp_path):

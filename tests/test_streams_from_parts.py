@@ -229,7 +229,7 @@ DATA = TensorDataset(torch.rand(8, 2), torch.zeros(8).long())
             ValueError,
             "as 'tue', 'mon' do; got 'wed'",
         ),
-        ("from_arrays", (X, Y, DAYS, 1.5), {}, ValueError, "fraction must be below 1, got 1.5"),
+        ("from_arrays", (X, Y, DAYS, 1.5), {}, ValueError, "test must be below 1, got 1.5"),
         ("from_arrays", (X, Y, [None] * 12, 0.5), {}, TypeError, "descriptor, got None"),
         ("from_arrays", (X, Y[:3], DAYS, 0.5), {}, ValueError, "as many examples, got 12 and 3"),
         ("from_arrays", (np.array(DAYS), Y, DAYS, 0.5), {}, TypeError, "x must hold numbers, .*U3"),

@@ -50,6 +50,9 @@ def test_a_sweep_runs_everything_once_and_a_report_can_be_made_of_it(tmp_path):
     assert [(c.benchmark, c.learner, c.considered) for c in done.choices] == [
         ("mnist-rotations", "single", 2)
     ]
+    settings, acc = done.choices[0].settings, np.mean([run.result["acc"] for run in done.runs])
+    best = f"mnist-rotations, single lr={settings['lr']}: ACC {acc:.3f}, seeds: 2"
+    assert repr(done) == f"Finished(\n  {best}\n  failed: 0\n)"
     assert run_sweep(tmp_path, None, InTurn()).choices == done.choices
     assert run_sweep(tmp_path, tiny(seeds=(0, 1)), InTurn()).choices == done.choices
     assert events(tmp_path) == {"started": 6, "finished": 6}

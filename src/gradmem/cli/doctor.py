@@ -55,22 +55,23 @@ def _versions() -> Iterator[Line]:
     known = versions()
     for name in ("gradmem", "python", "torch", "numpy"):
         yield name, known[name], ""
-    for name, extra in _optional().items():
+    for name, requirement in _optional().items():
         try:
             yield name, version(name), ""
         except PackageNotFoundError:
-            yield name, OPTIONAL, f'pip install "gradmem[{extra}]"'
+            yield name, OPTIONAL, f'pip install "{requirement}"'
 
 
 def _optional() -> dict[str, str]:
-    """Libraries that gradmem can work with, and the extra that brings each."""
-    extras: dict[str, str] = {}
+    """Libraries that gradmem can work with, each as pip takes it: "optuna>=4.0"."""
+    found: dict[str, str] = {}
     for line in requires("gradmem") or ():
-        found = re.match(r"""([\w.-]+).*extra == ["']([\w-]+)["']""", line)
-        if found and found[1] != "gradmem" and found[2] not in OURS:
-            named = found[1] == found[2]  # an extra of the library's own name goes before others
-            extras[found[1]] = found[2] if named else extras.get(found[1], found[2])
-    return extras
+        requirement, _, condition = line.partition(";")
+        extra = re.search(r"""extra == ["']([\w-]+)["']""", condition)
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if extra and extra[1] not in OURS and name != "gradmem":
+            found[name] = requirement.strip()
+    return found
 
 
 def _machine() -> Iterator[Line]:

@@ -43,6 +43,7 @@ __all__ = [
     "as_typed",
     "assignments",
     "names_in",
+    "of_command",
     "read_settings",
     "repeated",
     "some_of",
@@ -206,9 +207,15 @@ def takes_stream(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def read_settings(
-    benchmark: str, learners: Iterable[str], assigned: Iterable[str], others: Iterable[str] = ()
+    benchmark: str,
+    learners: Iterable[str],
+    assigned: Iterable[str],
+    others: Iterable[str] = (),
+    own: Iterable[str] = (),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The settings in `--set NAME=VALUE` and in other options, `--NAME VALUE`.
+
+    `own` are the options of the command itself, one of which may have been meant.
 
     Returns
     -------
@@ -218,13 +225,14 @@ def read_settings(
     names = lookup.short_names(map(lookup.learner_reference, learners))
     kinds = {name: lookup.find_learner(text) for text, name in names.items()}
     takes = lookup.find_benchmark(lookup.benchmark_reference(benchmark)).options
+    further = [*map(_option, takes), *own]
     settings: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     stream = {}
     for name, value in map(_assignment, [*assigned, *_assignments(others)]):
         one, _, rest = name.rpartition(".")
         having = [who for who, kind in kinds.items() if name in lookup.setting_parameters(kind)]
         if one in kinds:
-            _check_setting(one, kinds[one], rest, value, takes)
+            _check_setting(one, kinds[one], rest, value, further)
             settings[one][rest] = value
         elif having:
             for who in having:
@@ -233,8 +241,13 @@ def read_settings(
             stream[name] = value
         else:
             who, kind = next(iter(kinds.items()))
-            _check_setting(who, kind, name, value, takes)
+            _check_setting(who, kind, name, value, further)
     return settings, stream
+
+
+def of_command(ctx: typer.Context) -> list[str]:
+    """The options that a command has of its own."""
+    return [name for parameter in ctx.command.params for name in parameter.opts]
 
 
 def as_typed(message: str, option: str = "--data ") -> str:
@@ -245,14 +258,14 @@ def as_typed(message: str, option: str = "--data ") -> str:
 
 
 def _check_setting(
-    learner: str, kind: lookup.LearnerKind, name: str, value: Any, takes: Iterable[str]
+    learner: str, kind: lookup.LearnerKind, name: str, value: Any, further: Iterable[str]
 ) -> None:
     """Refuse a setting that a learner lacks; the message lists what can be typed."""
     known = lookup.setting_parameters(kind)
     if name in known:
         return
     typed = [_option(own) for own, parameter in known.items() if _can_be_typed(parameter)]
-    meant = close_to(_option(name), [*typed, *map(_option, takes)])
+    meant = close_to(_option(name), [*typed, *further])
     raise ValueError(
         f"{learner} has no setting {name} (got {value!r}); it has {', '.join(typed) or 'none'}"
         f"{meant}"

@@ -48,14 +48,16 @@ def run_command(
 
     gradmem run --benchmark my_module:digits --learner my_module:MyLearner --lr 0.1
     """
-    settings, more = options.read_settings(benchmark, [learner], assigned or (), ctx.args)
+    own = options.of_command(ctx)
+    settings, more = options.read_settings(benchmark, [learner], assigned or (), ctx.args, own)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     experiment = Experiment(benchmark, learner, *settings.values(), seed=seed, **common)
     folder = out or _default_folder(experiment) / f"{experiment.name}-seed{seed}"
+    there = not overwrite and finished_run(folder, experiment)
     with Display() as display:
         run = _make(folder, experiment, display, overwrite, tensorboard, save_every)
     console.print(terminal_table(summarize([run])))
-    say(f"Written: {folder / 'result.json'}")
+    say(f"{'Already there' if there else 'Written'}: {folder / 'result.json'}")
 
 
 @options.takes_stream()
@@ -83,7 +85,8 @@ def compare_command(
     numbers = range(seed, seed + positive_int("--seeds", seeds))
     where = lookup.benchmark_reference(benchmark)
     chosen = default_learners(where) if learners is None else options.names_in(learners)
-    settings, more = options.read_settings(benchmark, chosen, assigned or (), ctx.args)
+    own = options.of_command(ctx)
+    settings, more = options.read_settings(benchmark, chosen, assigned or (), ctx.args, own)
     common = {"shuffled": shuffled, "every": every, "device": device or "cpu", **stream, **more}
     planned = plan_runs(benchmark, chosen, numbers, settings, **common)
     root = out or _default_folder(next(iter(planned.values())))
@@ -131,7 +134,10 @@ def _make(
             callbacks.append(stack.enter_context(log))
         try:
             return run_into(folder, experiment, callbacks, overwrite, save_every)
-        except (KeyboardInterrupt, SystemExit):
+        except SystemExit:  # by SIGTERM, which the checkpoint has told
+            display.stop()
+            raise
+        except KeyboardInterrupt:
             display.stop()
             rows = folder / "partial.json"
             so_far = f" The tasks finished so far are in {rows}." if rows.exists() else ""

@@ -212,7 +212,7 @@ def fetch(name: str, files: Sequence[File], sources: Sequence[Source], advice: s
 
     Sources are tried in order. Processes that ask at the same time wait for the first. If anything
     fails, or the fetch is interrupted, the cache is left as it was, and the `DataError` says what
-    was wrong with each source, and `advice`.
+    was wrong with each source, and `advice`. A fetch is announced on stderr.
     """
     if named := os.environ.get("GRADMEM_DATA"):
         advice += f" GRADMEM_DATA is {named!r}, where {name} was not found."
@@ -228,6 +228,8 @@ def fetch(name: str, files: Sequence[File], sources: Sequence[Source], advice: s
             for left in folder.glob(".fetch-*"):  # by a process that was killed
                 shutil.rmtree(left)
             missing = _missing(files, folder)  # none, if another process has just fetched them
+            if missing:
+                print(f"fetching {name} into {folder}", file=sys.stderr)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
                 failed, problems = _collect(missing, sources, Path(scratch))
                 if failed:

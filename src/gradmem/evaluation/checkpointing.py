@@ -192,8 +192,9 @@ class RunCheckpoint:
             return
         self.wait()
         number, self._signal = self._signal, None
-        message = f"stopped by {signal.Signals(number).name}, saved in {self.folder}: the same call"
+        name = signal.Signals(number).name
+        message = f"stopped by {name}, saved in {self.folder}: started again, it goes on"
         if number == signal.SIGTERM:
-            print(f"{message} goes on", file=sys.stderr)
+            print(message, file=sys.stderr)
             raise SystemExit(128 + number)
-        raise StoppedRun(f"{message} goes on")
+        raise StoppedRun(message)

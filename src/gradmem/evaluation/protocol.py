@@ -19,6 +19,7 @@ from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.result import Matrix, Result
+from gradmem.evaluation.result_folder import what_changed
 from gradmem.evaluation.scores import Score, accuracy, name_of, totals
 from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
@@ -99,7 +100,8 @@ def run(
     if every is not None:
         positive_int("every", every)
     if not isinstance(continuum, Continuum):
-        raise TypeError(f"run takes a learner and a Continuum, got {type(continuum).__name__}")
+        given = f"{type(learner).__name__} and {type(continuum).__name__}"
+        raise TypeError(f"run takes a learner and a Continuum, in this order; got {given}")
     _check_learner(learner)
     hooks = _hooks(callbacks)
     if on_progress is not None:
@@ -214,7 +216,7 @@ class _Run:
         if state is None or self.checkpoint is None:
             return False
         try:
-            if changed := _changed(json.loads(state["config"]), json.loads(self._identity())):
+            if changed := what_changed(json.loads(state["config"]), json.loads(self._identity())):
                 raise ValueError(f"it is of another run: {changed}")
             self.learner.load_state_dict(state["learner"])
             self.position, self.examples = tuple(state["position"]), int(state["examples"])
@@ -423,25 +425,6 @@ def _acc_so_far(R: list[Matrix], learned: list[int | None]) -> float | None:
         return None
     seen = {j for j in learned[: len(R)] if j is not None}
     return float(R[-1][sorted(seen)].mean() if seen else R[-1].mean())
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between the runs of a checkpoint and of now, in words; nothing if all is same.
-
-    A checkpoint of an earlier version does not say what its data were.
-    """
-    old, new = ({**one, **(one.get("settings") or {})} for one in (before, now))
-    if "data" not in old:
-        new.pop("data", None)
-    parts = []
-    for name in {**old, **new}:
-        if name == "settings" or old.get(name) == new.get(name):
-            continue
-        if name in ("data", "labels"):
-            parts.append({"data": "its data were others", "labels": "its tasks were others"}[name])
-        else:
-            parts.append(f"{name} was {old.get(name)!r} and is {new.get(name)!r}")
-    return ", ".join(parts)
 
 
 def _config(

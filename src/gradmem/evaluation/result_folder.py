@@ -10,7 +10,7 @@ from typing import Any
 
 from gradmem.files import plain, read_json, write_json
 
-__all__ = ["ResultFolder", "check_folder"]
+__all__ = ["ResultFolder", "check_folder", "what_changed"]
 
 
 class ResultFolder:
@@ -35,9 +35,11 @@ class ResultFolder:
             except ValueError:
                 known = {}
             if known != self.config:
+                changed = what_changed(known, self.config) if known else ""
                 raise ValueError(
-                    f"{self.path} holds the result of another experiment ({held[0]}): choose "
-                    "another folder, or replace it with --overwrite (overwrite=True)"
+                    f"{self.path} holds the result of another experiment ({held[0]}): "
+                    f"{changed or 'its config.json is another'}. Choose another folder, or replace "
+                    "it with --overwrite (overwrite=True)"
                 )
 
     def check_same(self, R: Any, overwrite: bool = False) -> None:
@@ -102,3 +104,27 @@ def check_folder(path: Path, option: str = "--out") -> None:
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
             raise ValueError(f"{option} must be a folder, {part} is a file")
+
+
+def what_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between the configs of two runs, in words; nothing if all is same.
+
+    A checkpoint of an earlier version does not say what its data were.
+    """
+    old, new = _flat(before), _flat(now)
+    if "data" not in old:
+        new.pop("data", None)
+    parts = []
+    for name in {**old, **new}:
+        if name == "settings" or old.get(name) == new.get(name):
+            continue
+        if name in ("data", "labels"):
+            parts.append({"data": "its data were others", "labels": "its tasks were others"}[name])
+        else:
+            parts.append(f"{name} was {old.get(name)!r} and is {new.get(name)!r}")
+    return ", ".join(parts)
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = config.get("settings")
+    return {**config, **(settings if isinstance(settings, Mapping) else {})}

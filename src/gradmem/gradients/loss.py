@@ -75,8 +75,13 @@ class Criterion:
         self._means = options.get("reduction", "mean") == "mean"
         self._scalar: bool | None = None  # whether an unknown callable gives a mean
 
+    @property
+    def name(self) -> str:
+        """The loss as a message names it."""
+        return str(getattr(self.loss, "__name__", self.loss))
+
     def __repr__(self) -> str:
-        return f"Criterion({getattr(self.loss, '__name__', self.loss)})"
+        return f"Criterion({self.name})"
 
     def mean(self, outputs: Any, y: Tree, mask: Tensor | None = None) -> Tensor:
         """The mean loss of a batch: ().

@@ -92,7 +92,7 @@ class ICaRL(Learner):
         super().__init__(network, **common)
         if not self.criterion.is_cross_entropy:
             raise ValueError(
-                f"ICaRL is for classes, and its loss cross-entropy; got {self.criterion}"
+                f"ICaRL is for classes, and its loss cross-entropy; got {self.criterion.name}"
             )
         self.distillation = non_negative("distillation", distillation)
         self.memory = _exemplar_memory(memory, budget)

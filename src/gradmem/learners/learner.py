@@ -654,3 +654,6 @@ class Learner(Keeping, ABC):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+Learner.__signature__ = signature_of(Learner, Learner)  # type: ignore[attr-defined]

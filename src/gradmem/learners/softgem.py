@@ -91,7 +91,8 @@ class SoftGEM(GEM):
     ) -> None:
         super().__init__(network, **common)
         if not self.criterion.is_plain:
-            raise ValueError(f"SoftGEM is for cross-entropy without options; got {self.criterion}")
+            kind, given = type(self).__name__, self.criterion.name
+            raise ValueError(f"{kind} is for cross-entropy without options; got {given}")
         if non_negative("soft", soft) > 1:
             raise ValueError(f"soft must be at most 1, got {soft!r}")
         self.soft, self.temperature = float(soft), positive("temperature", temperature)

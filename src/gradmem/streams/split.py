@@ -124,7 +124,8 @@ def _tested(tasks: list[Task], test: Any, seed: int) -> list[Task]:
     """The tasks, with a fraction of their examples as test sets if `test` is one."""
     if test is None or isinstance(test, tuple | list):
         return tasks
-    return hold_out(tasks, test, [non_negative_int("seed", seed), _TESTS], range(len(tasks)))
+    seeds = [non_negative_int("seed", seed), _TESTS]
+    return hold_out(tasks, test, seeds, range(len(tasks)), name="test")
 
 
 def _by_value(divisor: float | None, x: Tree, y: Tree, t: Any) -> dict[Hashable, Examples]:

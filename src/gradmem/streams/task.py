@@ -123,15 +123,20 @@ def check_labels(t: Hashable, classes: tuple[int, ...], part: str, examples: Sou
 
 
 def hold_out(
-    tasks: Sequence[Task], fraction: float, seed: Sequence[int], places: Sequence[int]
+    tasks: Sequence[Task],
+    fraction: float,
+    seed: Sequence[int],
+    places: Sequence[int],
+    name: str = "fraction",
 ) -> list[Task]:
     """The tasks, tested on a fraction of their training examples, which they lose.
 
     At least one example of each task is lost. Which ones is drawn by `seed` and the task's place. A
-    task that comes back is tested on what all its visits lose.
+    task that comes back is tested on what all its visits lose. `name` is what the caller calls the
+    fraction.
     """
-    if positive("fraction", fraction) >= 1:
-        raise ValueError(f"fraction must be below 1, got {fraction!r}")
+    if positive(name, fraction) >= 1:
+        raise ValueError(f"{name} must be below 1, got {fraction!r}")
     left: list[Source] = []
     tests: dict[Hashable, Source] = {}
     for place, task in zip(places, tasks, strict=True):

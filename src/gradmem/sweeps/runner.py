@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from gradmem.benchmarks import lookup
@@ -75,6 +76,17 @@ class Finished:
     """The runs to report: chosen settings, final seeds, test sets."""
     failed: list[tuple[Experiment, str]]
     """The runs that failed, with their errors."""
+
+    def __repr__(self) -> str:
+        lines = [*map(self._line, self.choices), f"failed: {len(self.failed)}"]
+        return "Finished(\n  " + "\n  ".join(lines) + "\n)"
+
+    def _line(self, choice: Choice) -> str:
+        own = (choice.benchmark, choice.learner)
+        runs = [run for run in self.runs if (run.config["benchmark"], run.config["learner"]) == own]
+        acc = f"{fmean(run.result['acc'] for run in runs):.3f}" if runs else "–"
+        settings = "".join(f" {name}={value}" for name, value in plain(choice.settings).items())
+        return f"{', '.join(map(lookup.shown, own))}{settings}: ACC {acc}, seeds: {len(runs)}"
 
 
 def sweep(
