@@ -52,7 +52,8 @@ class SteadyGEM(SoftGEM):
         Decay of the averaged weights, or several of them, here for averages 50, 200, 1,000 and
         5,000 steps long; None for none. Each takes as much memory as the network. A task is
         predicted with the one that fits the time since it was last learned (see `Learner`), so
-        `predict` should be given t. For streams of tens of thousands of steps, add longer ones.
+        `predict` should be given t. These suit streams of hundreds to thousands of steps; choose
+        lengths from a fraction of a task to the whole stream.
     glances
         Gradient steps per mini-batch.
     input_dropout
