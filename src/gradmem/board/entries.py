@@ -179,6 +179,12 @@ _ALL = (
         notes="Published on other streams: more examples, mini-batches of 128.",
     ),
     Entry(
+        "single with averages",
+        "single",
+        {"mnist": {"lr": [0.01, 0.03, 0.1], "average": [AVERAGES]}},
+        notes="Plain SGD with SteadyGEM's averages, to tell what is theirs.",
+    ),
+    Entry(
         "er with averages",
         "er",
         {
