@@ -42,9 +42,9 @@ examples take, with room for more, and averages of the weights. A **published** 
 if it lies in the 95% prediction interval for one more run, mean ± t · s · √(1 + 1/n); its rounding
 is allowed for.
 
-SteadyGEM is told the task when it predicts, too, as GEM's protocol has it: by how long ago the task
-was learned it chooses one of four averages of its weights. "SteadyGEM with one average", among its
-parts, is the same without that choice."""
+SteadyGEM and the learners "with averages" are told the task when they predict, too, as GEM's
+protocol has it: by how long ago the task was learned they choose one of four averages of their
+weights. "SteadyGEM with one average", among its parts, is the same without that choice."""
 
 
 def write_board(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
