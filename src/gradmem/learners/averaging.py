@@ -142,19 +142,23 @@ class Averages:
         kept = [one for own in self._kept.values() for known in own.values() for one in known]
         return sum(one.numel() * one.element_size() for one in kept)
 
-    def state_of(self, modules: Mapping[Any, nn.Module]) -> dict[Any, list[Tensor]]:
-        """The averages of some modules, by the same keys."""
-        return {key: self.tensors(module) for key, module in modules.items()}
+    def state_of(self, modules: Mapping[Any, nn.Module]) -> dict[str, Any]:
+        """How many steps there were, when tasks were learned, and the modules' averages by key."""
+        averages = {key: self.tensors(module)[1:] for key, module in modules.items()}
+        return {"steps": self._count, "learned": self.learned, "averages": averages}
 
-    def load(self, modules: Mapping[Any, nn.Module], state: Mapping[Any, list[Tensor]]) -> None:
-        """Take over averages for the modules, by the same keys; in place where they are known."""
+    @torch.no_grad()
+    def load(self, modules: Mapping[Any, nn.Module], state: Mapping[str, Any]) -> None:
+        """Take over what `state_of` gave, for the same keys; in place where averages are known."""
         for key, module in modules.items():
-            own = self.tensors(module)
-            if [mean.shape for mean in own] != [mean.shape for mean in state[key]]:
+            _, *own = self.tensors(module)
+            given = state["averages"][key]
+            if [mean.shape for mean in own] != [mean.shape for mean in given]:
                 raise ValueError("the averages in the state must be shaped as the weights")
-            with torch.no_grad():
-                for mine, given in zip(own, state[key], strict=True):
-                    mine.copy_(given)
+            for mine, value in zip(own, given, strict=True):
+                mine.copy_(value)
+        self._count.copy_(state["steps"])
+        self.learned = dict(state["learned"])
 
 
 def _places(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:

@@ -68,7 +68,6 @@ class Keeping(Stepping):
             }
             if self.averaged is not None:
                 state["average"] = self.averaged.state_of(self.modules_by_task())
-                state["learned"] = dict(self.averaged.learned)
             if self._boundaries is not None:
                 state["boundaries"] = self._boundaries.state_dict()
             return copy.deepcopy(state)
@@ -108,7 +107,6 @@ class Keeping(Stepping):
         self.set_state(state)
         if self.averaged is not None:
             self.averaged.load(self.modules_by_task(), state["average"])
-            self.averaged.learned = dict(state.get("learned", {}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the learner's state to one file, from which nothing is executed when it is read.
