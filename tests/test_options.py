@@ -9,6 +9,7 @@ from torch import nn
 import gradmem as gm
 from gradmem.checks import CHECKS, _same
 from gradmem.learners import LEARNERS
+from gradmem.learners.averaging import Averages
 
 #: Checks that count steps, or look at the live weights where predictions are averaged.
 COUNTS = ("takes_batches_of_any_size", "returns_the_loss_of_the_batch")
@@ -90,6 +91,19 @@ def test_a_task_is_predicted_with_an_average_as_long_as_it_is_past():
     mixed = learner.forward(x[:2], ["a", "e"])
     torch.testing.assert_close(mixed[0], learner.forward(x[:1], "a")[0])
     torch.testing.assert_close(mixed[1], learner.forward(x[1:2], "e")[0])
+
+
+def test_a_step_that_is_held_leaves_averages_as_they_are():
+    network = gm.mlp([4, 8, 3])
+    averages = Averages((0.5, 0.9))
+    before = [tensor.clone() for tensor in averages.tensors(network)]
+    with torch.no_grad():
+        network[0].weight.add_(1.0)
+    averages.update(network, stopped=torch.tensor(1.0))  # the first step, on a GPU
+    for now, then in zip(averages.tensors(network), before, strict=True):
+        assert torch.equal(now, then)
+    averages.update(network, stopped=torch.tensor(0.0))
+    assert torch.equal(averages.tensors(network)[1], network[0].weight)
 
 
 def test_several_averages_are_saved_and_counted(tmp_path):

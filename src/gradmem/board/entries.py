@@ -83,6 +83,18 @@ def _mer(lr: float, beta: float, sample: int, batches: int) -> dict[str, list[An
 ROTATIONS, PERMUTATIONS = "mnist-rotations", "mnist-permutations"
 MANY, CIFAR = "mnist-many-permutations", "cifar100-incremental"
 
+
+def _averaged_replay(learner: str, title: str, **own: list[float]) -> Entry:
+    grid: dict[str, list[Any]] = {"lr": [0.03, 0.1], **own, "sample": [50], "glances": [3]}
+    return Entry(
+        f"{learner} with averages",
+        learner,
+        {"mnist": {**grid, "average": [AVERAGES], **ROW}},
+        memory="budget",
+        notes=f"{title} with SteadyGEM's averages, to tell what is theirs.",
+    )
+
+
 _ALL = (
     Entry(
         "single",
@@ -184,38 +196,8 @@ _ALL = (
         {"mnist": {"lr": [0.01, 0.03, 0.1], "average": [AVERAGES]}},
         notes="Plain SGD with SteadyGEM's averages, to tell what is theirs.",
     ),
-    Entry(
-        "er with averages",
-        "er",
-        {
-            "mnist": {
-                "lr": [0.03, 0.1],
-                "sample": [50],
-                "glances": [3],
-                "average": [AVERAGES],
-                **ROW,
-            }
-        },
-        memory="budget",
-        notes="ER with SteadyGEM's averages, to tell what is theirs.",
-    ),
-    Entry(
-        "derpp with averages",
-        "derpp",
-        {
-            "mnist": {
-                "lr": [0.03, 0.1],
-                "alpha": [0.5],
-                "beta": [1.0],
-                "sample": [50],
-                "glances": [3],
-                "average": [AVERAGES],
-                **ROW,
-            },
-        },
-        memory="budget",
-        notes="DER++ with SteadyGEM's averages, to tell what is theirs.",
-    ),
+    _averaged_replay("er", "ER"),
+    _averaged_replay("derpp", "DER++", alpha=[0.5], beta=[1.0]),
     Entry(
         "mer",
         "mer",

@@ -79,7 +79,7 @@ class Averages:
         self._count += goes
         for i, decay in enumerate(self.decays):
             averages = self._tensors(module, i)
-            rate = goes * (1 / self._count).clamp(min=1 - decay)
+            rate = goes * (1 / self._count.clamp(min=1)).clamp(min=1 - decay)
             if self._count.device.type == "cpu":
                 torch._foreach_lerp_(averages, live, float(rate))
                 continue
