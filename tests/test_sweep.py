@@ -259,6 +259,35 @@ def test_a_worker_that_dies_is_its_runs_failure_and_the_rest_goes_on(tmp_path):
     assert len(done.runs) == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_gpu_whose_memory_is_full_says_nothing_about_the_settings(
+    tmp_path, monkeypatch, error, times
+):
+    run, full = Experiment.run, []
+
+    def fails_at_first(self, **options):
+        if self.settings["lr"] == 0.1 and len(full) < times:
+            full.append(self.key)
+            raise error
+        return run(self, **options)
+
+    monkeypatch.setattr(Experiment, "run", fails_at_first)
+    done = run_sweep(tmp_path, tiny(select="test-as-published"), InTurn())
+    if times == 1:
+        assert done.failed == []
+        assert done.choices[0].settings == {"lr": 0.1}
+    else:
+        assert "memory was full" in done.failed[0][1]
+        assert done.choices[0].settings == {"lr": 0.01}
+
+
 def test_a_death_says_how():
     assert str(Died.with_exit_code(3)) == "the worker ended with exit code 3"
     assert str(Died.with_exit_code(-9)) == "the worker was ended by SIGKILL (out of memory?)"

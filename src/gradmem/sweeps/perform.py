@@ -45,6 +45,9 @@ class Compute:
 
     `continuums` is how many continuums the process keeps, on their device.
 
+    Where a GPU's memory was full, which may be other processes' doing, it is as if the worker had
+    died: that says nothing about the run, and it is made again.
+
     Runs of gradmem's learners that differ only in their seed and follow each other share a learner,
     set back to the state of a new one. On a GPU they so share its recorded CUDA graphs.
     """
@@ -55,7 +58,7 @@ class Compute:
 
     def __call__(
         self, experiment: Experiment, checkpoint: RunCheckpoint | None = None
-    ) -> dict[str, Any] | Failed:
+    ) -> dict[str, Any] | Failed | Died:
         keep_continuums(self.continuums)
         try:
             result = experiment.run(learner=self._fresh(experiment), checkpoint=checkpoint)
@@ -63,7 +66,7 @@ class Compute:
             self._learner = None  # its state is unknown after an error
             failed = Failed.of(error)
             _require_device(experiment.device, failed)
-            return failed
+            return Died(f"a GPU's memory was full, {failed.message}") if _is_full(error) else failed
         described: dict[str, Any] = plain(result.described(plain(experiment.config())))
         return described
 
@@ -104,14 +107,14 @@ class Perform:
     folder: Path
     compute: Compute = field(default_factory=Compute)
 
-    def __call__(self, experiment: Experiment) -> Run | Failure | None:
+    def __call__(self, experiment: Experiment) -> Run | Failure | Died | None:
         store = Store(self.folder)
         with store.claim(experiment.key) as mine:
             if store.is_done(experiment.key):
                 return store.outcome(experiment)
             return self._run(store, experiment) if mine else None
 
-    def _run(self, store: Store, experiment: Experiment) -> Run | Failure:
+    def _run(self, store: Store, experiment: Experiment) -> Run | Failure | Died:
         store.start(experiment)
         checkpoint = RunCheckpoint(store.folder(experiment.key) / "checkpoint", pause=PAUSE)
         try:
@@ -119,6 +122,8 @@ class Perform:
         except LostDeviceError as error:
             store.fail(experiment, error.failed)
             raise
+        if isinstance(answer, Died):
+            return answer
         outcome = _stored(store, experiment, answer)
         if isinstance(outcome, Run):
             checkpoint.clear()
@@ -176,6 +181,13 @@ def _stored(store: Store, experiment: Experiment, answer: dict[str, Any] | Faile
     if isinstance(answer, Failed):
         return store.fail(experiment, answer)
     return store.finish(experiment, answer)
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether an error says that a GPU's memory did not suffice, in any of the ways it is said."""
+    words = ("out of memory", "ALLOC_FAILED")
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, torch.OutOfMemoryError) or said
 
 
 def _require_device(device: str, failed: Failed) -> None:
