@@ -22,6 +22,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same. with even k
 TOKENS = 13
 
 
+@pytest.fixture
+def side_by_side(monkeypatch):
+    """Few tasks go side by side, too, as many do."""
+    monkeypatch.setattr(MemoryGradients, "_goes_by_task", lambda self, k: False)
+
+
+@pytest.fixture(params=["task by task", "side by side"])
+def either_way(request):
+    if request.param == "side by side":
+        request.getfixturevalue("side_by_side")
+
+
 class Decoder(nn.Module):
     """A small language model: tied embeddings, dropout, a norm, blocks that may be checkpointed."""
 
@@ -220,6 +232,7 @@ def test_models_of_transformers_with_padding_and_tied_embeddings(name, limit, mo
         assert (by_rules - by_loop).norm() <= 1e-5 * by_loop.norm()
 
 
+@pytest.mark.usefixtures("side_by_side")
 def test_a_network_that_hands_tensors_on_behind_its_modules_is_refused():
     memory = gm.GradientMemory(Hidden(), memories=4, gradients="gram")
     memory.add(torch.randn(4, 6), 0, torch.randint(5, (4,)))
@@ -245,6 +258,7 @@ def trained(network, gradients, stack, optimizer=None, **options):
 
 @pytest.mark.parametrize("constrain", ["gradient", "update"])
 @pytest.mark.parametrize("adam", [False, True])
+@pytest.mark.usefixtures("either_way")
 def test_a_loop_of_ones_own_goes_the_same_way(constrain, adam):
     torch.manual_seed(0)
     network, stack = Decoder(), sequences(k=5)
@@ -259,6 +273,7 @@ def test_a_loop_of_ones_own_goes_the_same_way(constrain, adam):
     assert (found - expected).norm() <= (1e-3 if adam else 1e-5) * expected.norm()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_gem_takes_it_by_name_and_goes_the_same_way():
     def learned(gradients):
         learner = gm.GEM(gm.mlp([6, 9, 5], seed=0), memories=5, gradients=gradients)
@@ -337,6 +352,7 @@ def test_segments_are_small_and_each_parameter_is_in_one():
 
 
 @pytest.mark.parametrize("limit", [None, 1, 10_000])
+@pytest.mark.usefixtures("side_by_side")
 def test_nothing_is_held_after_a_step(limit, monkeypatch):
     """Graphs and activations go when the step is done, without a garbage collection."""
     monkeypatch.setattr(gram, "COPIES", 0)
@@ -365,6 +381,7 @@ def test_nothing_is_held_after_a_step(limit, monkeypatch):
         gc.enable()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_frozen_parameters_have_no_part():
     network = Decoder()
     network.embed.requires_grad_(False)
@@ -374,6 +391,7 @@ def test_frozen_parameters_have_no_part():
     assert network.blocks[0] not in found.segments.modules
 
 
+@pytest.mark.usefixtures("either_way")
 def test_only_the_optimizers_parameters_are_projected():
     torch.manual_seed(0)
     stack = sequences(k=2)
@@ -392,6 +410,7 @@ def test_only_the_optimizers_parameters_are_projected():
 
 
 @pytest.mark.parametrize("constrain", ["gradient", "update"])
+@pytest.mark.usefixtures("either_way")
 def test_gradients_that_are_not_finite(constrain):
     def prepared(not_finite):
         network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -448,3 +467,61 @@ def test_a_saved_memory_goes_on_without_G(tmp_path):
     other = gm.GradientMemory(network, memories=6, memory_limit=2 * p)
     other.load(tmp_path / "memory")
     assert other.engine.method == "gram"
+
+
+@pytest.mark.usefixtures("side_by_side")
+@pytest.mark.parametrize("constrain", ["gradient", "update"])
+def test_where_nothing_is_violated_a_look_is_enough(constrain):
+    """After steps that violate nothing the tasks are gone through one by one, exactly as before."""
+    torch.manual_seed(0)
+    network, stack = Decoder(), sequences()
+    made = {}
+    for gradients in ("gram", "loop"):
+        own = copy.deepcopy(network)
+        made[gradients] = (
+            own,
+            gm.GradientMemory(
+                own, memories=6, gradients=gradients, constrain=constrain, memory_limit=1
+            ),
+        )
+        for t in range(3):
+            made[gradients][1].add(stack.x[t], t, stack.y[t])
+    looks = []
+    outlook = made["gram"][1].engine.outlook
+
+    def step(turned):
+        for name, (own, memory) in made.items():
+            optimizer = torch.optim.SGD(own.parameters(), lr=1e-3)
+            G = memory.gradients()
+            own.zero_grad()
+            parts = (-G if turned else G).sum(0).split([w.numel() for w in own.parameters()])
+            for w, part in zip(own.parameters(), parts, strict=True):
+                w.grad = part.view_as(w).clone()
+            before = outlook.calm
+            memory.step(optimizer, "now")
+            assert len(memory.last.violated) == 3 * turned
+            if name == "gram":
+                looks.append(before >= gram.CALM)
+        one, other = (memory.last for _, memory in made.values())
+        torch.testing.assert_close(one.cosines, other.cosines, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one.v, other.v, rtol=1e-3, atol=1e-6)
+        for w, same in zip(*(own.parameters() for own, _ in made.values()), strict=True):
+            torch.testing.assert_close(w, same, rtol=1e-5, atol=1e-7)
+
+    for turned in (False, False, False, True, False, False, False):
+        step(turned)
+    assert looks == [False, False, True, True, False, False, True]
+
+
+@pytest.mark.usefixtures("side_by_side")
+def test_a_look_costs_nothing_where_all_activations_are_kept():
+    network, stack = Decoder(), sequences()
+    memory = gm.GradientMemory(network, memories=6, gradients="gram", margin=0.0)
+    for t in range(3):
+        memory.add(stack.x[t], t, stack.y[t])
+    for _ in range(4):
+        parts = memory.gradients().sum(0).split([w.numel() for w in network.parameters()])
+        for w, part in zip(network.parameters(), parts, strict=True):
+            w.grad = part.view_as(w).clone()
+        memory.project_("now")
+    assert memory.engine.outlook.calm == 0

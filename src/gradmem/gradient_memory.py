@@ -116,6 +116,11 @@ class GradientMemory:
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed (see `MemoryGradients`). For models of many
         parameters, "gram" takes inner products alone, and no memory for a gradient per task.
+    graphs
+        On a GPU, whether passes over single tasks' memories become CUDA graphs where starting their
+        kernels takes longer than running them. A recording repeats what the model did when it was
+        made: turn it off if the model's `forward` does something else from time to time, beyond
+        train and eval mode.
 
     Examples
     --------
@@ -155,6 +160,7 @@ class GradientMemory:
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
         precision: str = "fp32",
+        graphs: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
@@ -179,6 +185,7 @@ class GradientMemory:
             tasks_per_chunk,
             memory_limit,
             precision,
+            graphs and self.processes is None,
         )
         attach(self.memory, self.engine.objective)
         self._inputs = Inputs(self.engine.objective.criterion)
@@ -288,18 +295,19 @@ class GradientMemory:
         t: Hashable,
         y: Tree,
         mask: Tensor | None = None,
+        first: int | None = None,
     ) -> tuple[list[Stack] | Past, Gradients, Tensor, Tensor]:
         """The constraints of a step, G: (k, p), and g: (p,) and the loss: () of a batch of task t.
 
-        For `past` and `mask`, see `others` and `MemoryGradients.with_batch`.
+        For `past`, `mask` and `first`, see `others` and `MemoryGradients.with_batch`.
         """
         if isinstance(past, Past):
             assert self.processes is not None
             batch = Stack.of_batch(x, y, mask, t)
             return past, *self.processes.with_batch(self.engine, past, batch)
         if not self.selects(past):
-            return past, *self.engine.with_batch(past, x, t, y, mask)
-        _, g, loss = self.engine.with_batch([], x, t, y, mask)
+            return past, *self.engine.with_batch(past, x, t, y, mask, first)
+        _, g, loss = self.engine.with_batch([], x, t, y, mask, first)
         assert self.shortlist is not None
         return *most_violated(self.engine, self.shortlist, past, g), g, loss
 
@@ -393,6 +401,7 @@ class GradientMemory:
             "counts": self.project.counts(),
             "progress": (self.steps, self.skipped),
             "shortlist": None if self.shortlist is None else self.shortlist.state_dict(),
+            "calm": self.engine.outlook.calm,
             "method": self.engine.method,
         }
         return state if self.processes is None else state | {"process": self.processes.state()}
@@ -418,6 +427,7 @@ class GradientMemory:
         if self.shortlist is not None and state.get("shortlist") is not None:
             self.shortlist.load_state_dict(state["shortlist"], self._weights[0].device)
         self.engine.use(state["method"])
+        self.engine.outlook.calm = non_negative_int("calm", state.get("calm", 0))
 
     def save(self, path: str | os.PathLike[str], /, **others: Any) -> None:
         """Write the memory, and what else the loop goes on from, to one file.

@@ -56,6 +56,10 @@ class Columns(ABC):
     def whole(self) -> Tensor:
         """G: (k, p) in every process, or this process's columns if vectors are sharded."""
 
+    def look(self, z: Tensor) -> None:
+        """All products are computed at once: nothing less would cost less."""
+        del z
+
     def products(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """GGᵀ: (k, k) and Gz: (k,) in double precision: the same bits in all processes.
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradmem.cuda.devices import is_recording, total_memory
 from gradmem.gradients.batched import layer_without_rule, mixes_examples
+from gradmem.gradients.by_task import ROOM, TaskByTask, passes
 from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.choice import METHODS, Method, choose, few_examples, operations
-from gradmem.gradients.flat import parameters
-from gradmem.gradients.gram import Gradients, GramGradients, check_segments
-from gradmem.gradients.loop import loop_gradients
+from gradmem.gradients.flat import loss_gradient, parameters
+from gradmem.gradients.gram import Gradients, GramGradients, Outlook, check_segments
+from gradmem.gradients.loop import batches_of, loop_gradients
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import PRECISIONS, computing_in
+from gradmem.gradients.recorded import RecordedPasses
 from gradmem.gradients.segments import Segments
 from gradmem.memory.stack import Stack
 from gradmem.trees import Tree, leaves, take
@@ -37,9 +40,9 @@ class MemoryGradients:
     method
         "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
         "func" (torch.func), "loop" (a pass per task), "gram" (inner products alone; G is never
-        stored, see `GramGradients`), or "auto": the fastest of them that can be used and that
-        agrees with the loop on the first memories it is given; "gram" once G would take more than
-        `memory_limit`, or a quarter of the device's memory.
+        stored: see `TaskByTask`, for up to 9 tasks, and `GramGradients`), or "auto": the fastest of
+        them that can be used and that agrees with the loop on the first memories it is given;
+        "gram" once G would take more than `memory_limit`, or a quarter of the device's memory.
     tasks_per_chunk
         Most tasks in one pass.
     memory_limit
@@ -48,6 +51,9 @@ class MemoryGradients:
     precision
         "fp32": the network's own. "tf32" and "bf16" are faster on GPUs and no longer exact. (With
         "tf32", a chain's gradient of the batch is computed along, and so in the same precision.)
+    graphs
+        On a GPU, whether the passes of "loop" become CUDA graphs where starting their kernels takes
+        longer than running them (see `RecordedPasses`).
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class MemoryGradients:
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
         precision: str = "fp32",
+        graphs: bool = False,
     ) -> None:
         if isinstance(objective, nn.Module):
             objective = Objective(objective)
@@ -70,18 +77,22 @@ class MemoryGradients:
         self.memory_limit = (
             None if memory_limit is None else positive_int("memory_limit", memory_limit)
         )
+        self._passes = RecordedPasses(graphs)
         self.start_again()
 
     def start_again(self) -> None:
         """Forget what was chosen and measured: the network has other parameters now."""
         self.method = None if self._asked == "auto" else self._asked
         self._compute: Method | None = None
+        self._passes.forget()
         self._buffer: Tensor | None = None
         self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
         self._tried = 1  # tasks in the last pass
         #: Whether a pass changes the network's running statistics.
         self.moves_buffers = mixes_examples(self.objective.network)
         self._segments: Segments | None = None
+        #: What the last steps with "gram" were like.
+        self.outlook = Outlook()
         vars(self).pop("most_stored", None)
 
     def use(self, method: str | None) -> None:
@@ -99,20 +110,36 @@ class MemoryGradients:
     def at(self, stacks: list[Stack]) -> Gradients:
         """G: (k, p) for the tasks in the stacks, in order, or what stands for it if it is large.
 
-        A tensor is overwritten by the next call. `GramGradients` are those at the parameters at the
-        time when they are asked for inner products.
+        A tensor is overwritten by the next call. What stands for it is of the parameters at the
+        time when it is asked for inner products.
         """
         if self.stores(stacks):
             return self(stacks)
-        return GramGradients(self.objective, self._cut(stacks), stacks, self.precision)
+        if self._goes_by_task(sum(map(len, stacks))):
+            return TaskByTask(self.objective, stacks, self.precision, self._passes)
+        return GramGradients(
+            self.objective,
+            self._cut(stacks),
+            stacks,
+            self.precision,
+            None if self.moves_buffers else self.outlook,
+            self._passes,
+        )
 
     def stores(self, stacks: list[Stack]) -> bool:
         """Whether G is stored for these tasks."""
         k = sum(map(len, stacks))
         changes = self._asked == "auto" and self.method != "gram" and k > self.most_stored
-        if changes and self._cuts_well(stacks):
+        if changes and (self._goes_by_task(k) or self._cuts_well(stacks)):
             self.method, self._compute, self._buffer = "gram", None, None
         return self.method != "gram" or not stacks
+
+    def _goes_by_task(self, k: int) -> bool:
+        """Whether k tasks without G are so few that they go one by one.
+
+        A pass that is made again would move running statistics again.
+        """
+        return passes(k) <= (1 if self.moves_buffers else 2) * k
 
     @cached_property
     def most_stored(self) -> float:
@@ -151,7 +178,10 @@ class MemoryGradients:
         Gradients of the tasks, and activations; before a way is chosen, those of all tasks at once.
         """
         activations = bytes_per_task(self.objective, stack)
+        row = self.n_parameters * parameters(self.objective.network)[0].itemsize
         if self.method == "gram" or (self._asked == "auto" and tasks > self.most_stored):
+            if self._goes_by_task(tasks):
+                return min(ROOM, tasks) * row + activations
             segments = self._new_segments()
             kept = tasks * activations
             if segments.limit is not None:
@@ -160,7 +190,6 @@ class MemoryGradients:
         limit = self.memory_limit or tasks * activations
         most = self.tasks_per_chunk or tasks
         at_once = 1 if self.method == "loop" else max(1, min(tasks, most, limit // activations))
-        row = self.n_parameters * parameters(self.objective.network)[0].itemsize
         return tasks * row + at_once * activations
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
@@ -175,24 +204,34 @@ class MemoryGradients:
         return G
 
     def with_batch(
-        self, stacks: list[Stack], x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None
+        self,
+        stacks: list[Stack],
+        x: Tree,
+        t: Hashable,
+        y: Tree,
+        mask: Tensor | None = None,
+        first: int | None = None,
     ) -> tuple[Gradients, Tensor, Tensor]:
         """G: (k, p) as above, then g: (p,) and () of a batch x: (n, …), y: (n, …) of task t.
 
-        These are the gradient of its mean loss and that loss. `mask`: (classes,) says which outputs
-        count for x, if not all of them.
+        These are the gradient of its mean loss and that loss. If others have joined its `first`
+        examples, g is the mean of both parts' gradients, and the loss is that of the first ones.
+        `mask` says which outputs count for x, (classes,), or for each of its examples,
+        (n, classes), if not all of them.
         """
-        batch = Stack.of_batch(x, y, mask, t)
+        batch = Stack.of_batch(x, y, mask, t, first)
         k = sum(len(stack) for stack in stacks)
         g = parameters(self.objective.network)[0].new_empty((1, self.n_parameters))
         if not self.stores(stacks):
-            return self.at(stacks), *self._batch_alone(batch, g)
+            return self.at(stacks), *self._batch_alone(batch, g, first)
         # Alone, a batch takes the loop whatever was chosen since: a learner that is put back to its
         # start does what a new one does, to the last bit.
         alone = self._asked in ("auto", "gram") and not stacks
-        compute = loop_gradients if alone else self._ready([*stacks, batch])
+        mixed = mask is not None and mask.ndim > 1  # of several tasks: no example of one
+        compute = loop_gradients if alone else self._ready(stacks if mixed else [*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
-        if isinstance(compute, ChainGradients) and whole:
+        alike = first is None or self.objective.criterion.is_plain  # others know no shares
+        if isinstance(compute, ChainGradients) and whole and alike:
             G = self._rows(k)
             self._tried = k
             outs = torch.split(G, [len(stack) for stack in stacks])
@@ -201,7 +240,7 @@ class MemoryGradients:
                     parts = [*zip(stacks, outs, strict=True), (batch, g)]
                     *_, outputs = compute.together(self.objective, parts)
                     with torch.no_grad():
-                        loss = self.objective.criterion.mean(outputs, y, mask)
+                        loss = self._loss(outputs, y, mask, slice(first))
                 return G, g[0], loss
             except torch.cuda.OutOfMemoryError:
                 if is_recording():
@@ -210,14 +249,34 @@ class MemoryGradients:
         # The batch goes first, as in a loop of one's own; where running statistics move, it goes
         # last, so that they end with the newest data.
         if self.moves_buffers:
-            return self(stacks), *self._batch_alone(batch, g)
-        g, loss = self._batch_alone(batch, g)
+            return self(stacks), *self._batch_alone(batch, g, first)
+        g, loss = self._batch_alone(batch, g, first)
         return self(stacks), g, loss
 
-    def _batch_alone(self, batch: Stack, g: Tensor) -> tuple[Tensor, Tensor]:
+    def _batch_alone(
+        self, batch: Stack, g: Tensor, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         with torch.enable_grad(), computing_in("fp32", g.device):
-            (loss,) = loop_gradients(self.objective, batch, g)
-        return g[0], loss
+            if first is None:
+                (loss,) = loop_gradients(self.objective, batch, g)
+                return g[0], loss
+            ((x, t, y, mask),) = batches_of(batch)
+            parts = slice(first), slice(first, None)
+            if self.objective.own_loss is None:
+                outputs = self.objective.outputs(x)
+                own, others = (self._loss(outputs, y, mask, part) for part in parts)
+            else:
+                own, others = (
+                    self.objective.loss(take(x, part), t, take(y, part), _mask_of(mask, part))
+                    for part in parts
+                )
+            loss_gradient((own + others) / 2, parameters(self.objective.network), out=g[0])
+        return g[0], own.detach()
+
+    def _loss(self, outputs: Any, y: Tree, mask: Tensor | None, part: slice) -> Tensor:
+        """The mean loss of a part of a batch."""
+        mask = _mask_of(mask, part)
+        return self.objective.criterion.mean(take(outputs, part), take(y, part), mask)
 
     def prepare(self, stacks: list[Stack]) -> None:
         """Choose the way by these tasks, for those who then compute the rows of some at a time."""
@@ -233,6 +292,8 @@ class MemoryGradients:
                 work = max(operations(self.objective, stack) for stack in stacks)
                 self.method = choose(self.objective, few, self.precision, work)
             self._compute = METHODS[self.method]()
+            if self._compute is loop_gradients:
+                self._compute = partial(loop_gradients, one_pass=self._passes)
         return self._compute
 
     def _fill(self, compute: Method, stack: Stack, out: Tensor) -> None:
@@ -297,6 +358,11 @@ class MemoryGradients:
             capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
             self._buffer = first.detach().new_empty((capacity, self.n_parameters))
         return self._buffer[:k]
+
+
+def _mask_of(mask: Tensor | None, part: slice) -> Tensor | None:
+    """The mask of a part of a batch: one for all examples, or one for each."""
+    return mask if mask is None or mask.ndim == 1 else mask[part]
 
 
 def _check_method(method: str, objective: Objective) -> None:

@@ -3,6 +3,9 @@
 All tasks' backward passes go through the network side by side, segment by segment. As soon as a
 parameter's gradients at all tasks are there, their inner products are added to GGᵀ and Gg, and the
 gradients are dropped. For Gᵀv, the segments whose gradients were dropped are differentiated again.
+
+Where activations are not kept, computing them again is a third of a pass. A plain loop over the
+tasks does without, and gives Gg: all there is to know as long as no constraint is violated.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.cuda.devices import has_triton
+from gradmem.gradients import loop
+from gradmem.gradients.by_task import TaskByTask
 from gradmem.gradients.examples import evaluating
 from gradmem.gradients.flat import parameters, split
-from gradmem.gradients.loop import loop_gradients, task_losses
+from gradmem.gradients.loop import loop_gradients, pass_of, task_losses
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import computing_in
 from gradmem.gradients.segments import Block, Call, Pass, Segments
@@ -25,10 +30,30 @@ from gradmem.memory.stack import Stack
 from gradmem.projection.blocks import inner_products
 from gradmem.projection.project import Unstored
 
-__all__ = ["Gradients", "GramGradients", "add_products", "check_segments", "longest"]
+__all__ = ["Gradients", "GramGradients", "Outlook", "add_products", "check_segments", "longest"]
 
 #: Gradients of tasks are kept for Gᵀv up to this many times the size of the parameters.
 COPIES = 3
+#: Steps in a row without a violation, after which the next one is expected to violate nothing.
+CALM = 2
+
+
+class Outlook:
+    """Whether a look at the next step's Gz is likely to be enough, by the steps before it.
+
+    Attributes
+    ----------
+    calm
+        Steps in a row that violated no constraint, where activations were computed again or not
+        needed.
+    """
+
+    def __init__(self) -> None:
+        self.calm = 0
+
+    def note(self, Gz: Tensor, again: bool) -> None:
+        """Note a step's Gz: (k,), and whether activations were or would be computed again."""
+        self.calm = self.calm + 1 if again and not bool((Gz < 0).any()) else 0
 
 
 class GramGradients:
@@ -44,6 +69,10 @@ class GramGradients:
         The tasks' memories.
     precision
         Of the passes; see `MemoryGradients`. Inner products are summed in double precision.
+    outlook
+        What the last steps were like, if `look` may go by it.
+    one_pass
+        Makes a pass over one task's memories, for `look`.
     """
 
     def __init__(
@@ -52,12 +81,15 @@ class GramGradients:
         segments: Segments,
         stacks: Sequence[Stack],
         precision: str = "fp32",
+        outlook: Outlook | None = None,
+        one_pass: loop.Pass = pass_of,
     ) -> None:
         self.objective, self.segments, self.stacks = objective, segments, stacks
-        self.precision = precision
+        self.precision, self.outlook, self.one_pass = precision, outlook, one_pass
         self.weights = parameters(objective.network)
         self._left_out: set[int] = set()
         self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._looked: TaskByTask | None = None
         self._start()
 
     def _start(self) -> None:
@@ -79,7 +111,24 @@ class GramGradients:
             return self._known[1:]
         GGt, Gz = self._passed(z)
         self._known = z, GGt, Gz
+        if self.outlook is not None:
+            self.outlook.note(Gz, self.segments.recomputes)
         return GGt, Gz
+
+    def look(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Gz and the rows' squares: (k,) each; None where GGᵀ is likely to be needed as well.
+
+        Takes one task's pass after another, and keeps nothing of them.
+        """
+        if self._known is not None and self._known[0] is z:
+            return self._known[2], self._known[1].diagonal()
+        if self._looked is None and self.outlook is not None and self.outlook.calm >= CALM:
+            self._looked = TaskByTask(
+                self.objective, self.stacks, self.precision, self.one_pass, room=1
+            )
+            self._looked.leave_out(w for w in self.weights if id(w) in self._left_out)
+            self.outlook.note(self._looked.look(z)[0], again=True)
+        return None if self._looked is None else self._looked.look(z)
 
     def _passed(self, z: Tensor) -> tuple[Tensor, Tensor]:
         while True:
@@ -231,8 +280,9 @@ Gradients = Tensor | Elsewhere
 def longest(G: Gradients, z: Tensor) -> Tensor:
     """The length of the longest row of G: (); if it is no tensor, found along with Gz."""
     if not isinstance(G, Tensor):
-        GGt, _ = G.products(z)
-        return GGt.diagonal().max().sqrt()
+        looked = G.look(z)
+        squares = G.products(z)[0].diagonal() if looked is None else looked[1]
+        return squares.max().sqrt()
     length: Tensor = torch.linalg.vector_norm(G, dim=1).max()
     return length
 

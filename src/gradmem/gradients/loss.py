@@ -107,7 +107,7 @@ class Criterion:
         k, m = stack.room
         if stack.masks is not None:
             whole = outputs.unflatten(0, (k, m))
-            outputs = self._masked(whole, stack.masks[:, None], stack.y).flatten(0, 1)
+            outputs = self._masked(whole, stack.masks_by_slot, stack.y).flatten(0, 1)
         y = self._classes(stack.flat_y)
         if self.is_plain and outputs.ndim == 2:
             losses = F.cross_entropy(outputs, y, reduction="none").view(k, m)
@@ -194,7 +194,7 @@ def _softmax_gradient(logits: Tensor, stack: Stack, y: Tensor, out: Tensor) -> N
     """
     if stack.masks is not None:
         whole = logits.unflatten(0, stack.room)
-        logits = masked(whole, stack.masks[:, None]).flatten(0, 1)
+        logits = masked(whole, stack.masks_by_slot).flatten(0, 1)
     if y.is_floating_point():
         torch.softmax(logits, 1, out=out)
         out.mul_(y.sum(1, keepdim=True)).sub_(y).mul_(stack.shares.to(out.dtype).reshape(-1, 1))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["Call", "Pass", "Segments", "cuts"]
+__all__ = ["Call", "Pass", "Segments", "as_it_was", "cuts"]
 
 #: A segment has at most this share of the parameters, if its module can be cut further.
 SHARE = 1 / 8
@@ -175,6 +175,8 @@ class Segments:
         self.kept = 0  # bytes of activations
         self._copies = False  # whether outputs are copied: something changes them in place
         self._inside = False  # whether a segment is being computed
+        #: Whether segments had to be computed again.
+        self.recomputes = False
 
     def forward(self, loss: Callable[[], Tensor]) -> Pass:
         """The pass that computes a task's loss."""
@@ -272,7 +274,7 @@ class Segments:
             parts[i] = parts[i].detach().requires_grad_()
         keep = self.limit is None or self.kept < self.limit or _is_hooked()
         compute = partial(self._compute, forward, parts, tree)
-        restored = _as_it_was(module) if not keep else None
+        restored = as_it_was(module) if not keep else None
         with torch.set_grad_enabled(keep), self._counting(module, parts, keep):
             output = compute()
         flat, shape = tree_flatten(output)
@@ -281,6 +283,7 @@ class Segments:
 
         def again() -> list[Tensor]:
             assert restored is not None
+            self.recomputes = True
             with restored(), torch.enable_grad():
                 computed, _ = tree_flatten(compute())
             return [part for part in computed if _is_real(part)]
@@ -337,7 +340,7 @@ class Segments:
         self._bytes[key] = self.kept - before
 
 
-def _as_it_was(module: nn.Module) -> Callable[[], Any]:
+def as_it_was(module: nn.Module) -> Callable[[], Any]:
     """What makes a module compute again what it computes now: random numbers and buffers."""
     state = torch.get_rng_state()
     tensor = next(module.parameters(), None)

@@ -32,9 +32,11 @@ class Stack:
     counts
         How many slots of each task are filled; only these count.
     masks
-        (k, classes): which outputs belong to the task; None if all do.
+        (k, classes): which outputs belong to the task; None if all do. Of a mini-batch with
+        examples of several tasks, (1, m, classes).
     shares
-        (k, m): what each example counts in its task's mean, 1/count or 0; made if left out.
+        (k, m): what each example counts in its task's mean, 1/count or 0; made if left out. Of a
+        mini-batch that others have joined, see `of_batch`.
     tasks
         The tasks' descriptors; of tasks that share their memories, the first one's.
     """
@@ -61,11 +63,26 @@ class Stack:
             object.__setattr__(self, "tasks", (None,) * len(self.counts))
 
     @classmethod
-    def of_batch(cls, x: Tree, y: Tree, mask: Tensor | None = None, t: Hashable = None) -> Stack:
-        """A mini-batch as the memory of one task."""
+    def of_batch(
+        cls,
+        x: Tree,
+        y: Tree,
+        mask: Tensor | None = None,
+        t: Hashable = None,
+        first: int | None = None,
+    ) -> Stack:
+        """A mini-batch as the memory of one task.
+
+        If there is a `first`, the mean of its first examples and the mean of the others, which have
+        joined it, count alike.
+        """
         n = len(leaves(y)[0])
         one_x, one_y = (tree_map(lambda leaf: leaf[None], part) for part in (x, y))
-        return cls(one_x, one_y, (n,), None if mask is None else mask[None], tasks=(t,))
+        stack = cls(one_x, one_y, (n,), None if mask is None else mask[None], tasks=(t,))
+        if first is not None:
+            stack.shares[:, :first] = 1 / (2 * first)
+            stack.shares[:, first:] = 1 / (2 * (n - first))
+        return stack
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -98,6 +115,11 @@ class Stack:
         """Tasks k and slots of each m."""
         k, m = self.shares.shape
         return k, m
+
+    @property
+    def masks_by_slot(self) -> Tensor | None:
+        """The masks, to go with outputs (k, m, classes)."""
+        return self.masks if self.masks is None or self.masks.ndim == 3 else self.masks[:, None]
 
     @property
     def flat_x(self) -> Tree:

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from gradmem.cuda.devices import has_triton
 from gradmem.projection.threads import one_thread
 
-__all__ = ["add_rows", "inner_products"]
+__all__ = ["add_rows", "inner_products", "products_with"]
 
 #: Numbers that are in double precision at a time: they stay in a processor's cache.
 NUMBERS = 1 << 19
@@ -41,6 +42,15 @@ def inner_products(G: Tensor, g: Tensor, rows: Tensor | None = None) -> Tensor:
         with ThreadPoolExecutor(shares, "gradmem", torch.set_num_threads, (1,)) as pool:
             parts = list(pool.map(lambda c: _products(G[:, c], g[c], rows), columns))
     return torch.stack(parts).sum(0)
+
+
+def products_with(G: Tensor, g: Tensor) -> Tensor:
+    """[Gg, |g|²]: (k + 1,) in double precision, for G: (k, p) and g: (p,)."""
+    if G.is_cuda and has_triton():
+        from gradmem.projection.device import products_with_on_device
+
+        return products_with_on_device(G, g)
+    return inner_products(G, g)[-1]
 
 
 @torch.no_grad()  # a thread does not inherit it

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from gradmem.projection import kernels
 
-__all__ = ["products_on_device", "project_on_device", "weights_on_device"]
+__all__ = [
+    "products_on_device",
+    "products_with_on_device",
+    "project_on_device",
+    "weights_on_device",
+]
 
 #: Tasks from which on a few are tried first, and how many: what fills a block of 32 with g.
 CHOOSE_FROM, CHOSEN = 48, 31
@@ -27,6 +32,8 @@ TOLERANCE = 1e-9
 #: Rows in a kernel's block → columns in it, programs, warps: measured on an H200.
 GRAM = {16: (16, 528, 2), 32: (16, 264, 4), 64: (32, 264, 4), 128: (16, 132, 8)}
 PRODUCTS = (16, 64, 66, 4)  # with the rows of a program
+#: Programs of `products` for very many columns.
+MANY = 2112
 APPLY = {16: (64, 264, 4), 32: (64, 264, 4), 64: (64, 264, 4), 128: (32, 264, 4)}
 
 
@@ -65,6 +72,16 @@ def products_on_device(G: Tensor, g: Tensor) -> Tensor:
     nothing = torch.empty(0, device=g.device)  # margin and counts, of which there are none
     step = _Step(g.contiguous(), G.contiguous(), nothing, False, nothing)
     return step.problem() if step.k <= MOST else step.large_problem()
+
+
+def products_with_on_device(G: Tensor, g: Tensor) -> Tensor:
+    """[Gg, |g|²]: (k + 1,) in double precision, for G: (k, p) and g: (p,); one pass over both."""
+    if g.itemsize < 4 or G.itemsize < 4:
+        g, G = g.float(), G.float()
+    nothing = torch.empty(0, device=g.device)  # margin and counts, of which there are none
+    step = _Step(g.contiguous(), G if G.stride(1) == 1 else G.contiguous(), nothing, False, nothing)
+    parts = step.products(step.g, squares=False)
+    return parts[:, 0, : step.k + 1].sum(0)
 
 
 def weights_on_device(
@@ -119,7 +136,7 @@ class _Step:
         self.chosen = torch.empty(CHOSEN, dtype=torch.int32, device=self.g.device)
         self.sizes = self._doubles(2, self.size)
         self.z = self._doubles(self.p)
-        parts = self._products(self.g, flagged=False)
+        parts = self.products(self.g)
         kernels.choose[(1,)](
             parts, self.margin, self.weights, self.chosen, self.sizes, self.flag,
             self.k, len(parts),
@@ -186,20 +203,23 @@ class _Step:
 
     def judge(self) -> None:
         """Let the flag stand unless z solves the whole problem."""
-        parts = self._products(self.z, flagged=True)
+        parts = self.products(self.z, flagged=True, squares=False)
         kernels.judge[(1,)](
             parts, self.weights, self.sizes, self.flag, self.k, len(parts), TOLERANCE,
             SIZE=self.size, PARTS=triton.next_power_of_2(len(parts)), num_warps=16,
         )  # fmt: skip
 
-    def _products(self, z: Tensor, flagged: bool) -> Tensor:
-        """Shares of Gz and, unless they are known, of the rows' squares: (programs, 2, size)."""
+    def products(self, z: Tensor, flagged: bool = False, squares: bool = True) -> Tensor:
+        """Shares of Gz with |z|² after it and, if asked for, of the rows' squares.
+
+        These are (programs, 2, size); squares that were not asked for are not set.
+        """
         rows, block, most, warps = PRODUCTS
-        programs, turns = self._shares(block, most)
+        programs, turns = self._shares(block, most if self.p < MANY * 2**11 else MANY)
         parts = self._doubles(programs, 2, self.size)
         kernels.products[(programs, self.size // rows)](
             self.G, z, self.flag, parts, self.k, self.p, self.G.stride(0),
-            FLAGGED=flagged, SQUARES=not flagged, SIZE=self.size,
+            FLAGGED=flagged, SQUARES=squares, SIZE=self.size,
             ROWS=rows, BLOCK=block, TURNS=turns, num_warps=warps,
         )  # fmt: skip
         return parts

@@ -30,6 +30,10 @@ class Unstored(Protocol):
         """GGᵀ: (k, k) and Gz: (k,) in double precision, for z: (p,)."""
         ...
 
+    def look(self, z: Tensor, /) -> tuple[Tensor, Tensor] | None:
+        """Gz: (k,) and GGᵀ's diagonal: (k,), if they cost less and are likely to be enough."""
+        ...
+
     def square(self, z: Tensor, /) -> Tensor:
         """|z|²: () in double precision."""
         ...
@@ -164,11 +168,20 @@ class Projection:
         return g_tilde
 
     def _from_products(self, g: Tensor, G: Unstored, scale: Tensor | None) -> Tensor:
+        if (looked := G.look(g)) is not None and self._holds(*looked, G.square(g)):
+            return g
         GGt, Gg = G.products(g)
         weights = self.weights(GGt, Gg, G.square(g), scale)
         if weights.isnan().any():
             raise FloatingPointError("the gradients at the memories are not finite")
         return G.combine(weights) if weights.any() else g
+
+    def _holds(self, Gg: Tensor, squares: Tensor, gg: Tensor) -> bool:
+        """Whether no constraint is violated: then `last` says so."""
+        if not bool((Gg >= 0).all()):  # what is not a number goes the long way
+            return False
+        self.last = Projected((Gg / (squares * gg).sqrt()).nan_to_num(), torch.zeros_like(Gg))
+        return True
 
     def weights(self, GGt: Tensor, Gg: Tensor, gg: Tensor, scale: Tensor | None = None) -> Tensor:
         """The weights w: (k,) of g̃ = g + Gᵀw, from inner products alone.
