@@ -37,7 +37,8 @@ COSTS = [
     # 6 of task a's 8 examples are remembered, then also 6 of b's 8
     (gm.GEM, {"memories": 6}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
     (gm.SoftGEM, {"memories": 6}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
-    (gm.SteadyGEM, {"memories": 6}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
+    # and all memories join a batch, but for the first one of a task
+    (gm.SteadyGEM, {"memories": 6}, [(1, 4), (1, 8), (1, 10), (1, 20), (1, 16)]),
     (gm.AGEM, {"memories": 6, "sample": 5}, [(1, 4), (1, 4), (1, 9), (1, 9), (1, 9)]),
     (gm.AGEM, {"memories": 6, "sample": None}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
     (gm.MEGA, {"memories": 6, "sample": 5}, [(1, 4), (1, 4), (1, 9), (1, 9), (1, 9)]),

@@ -135,31 +135,155 @@ def mixed(logits, y, soft, temperature):
     return (1 - soft) * F.one_hot(y, 3) + soft * (logits / temperature).softmax(1)
 
 
-@pytest.mark.parametrize(("soft", "temperature"), [(0.7, 1.0), (1.0, 2.0)])
-def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature):
+@pytest.mark.parametrize(
+    ("soft", "temperature", "match", "rehearse"),
+    [(0.7, 1.0, 0.0, 0), (1.0, 2.0, 0.0, 0), (0.0, 1.0, 0.5, 0), (0.4, 1.0, 2.0, 100)],
+)
+def test_softgem_is_held_by_the_gradients_at_soft_targets(soft, temperature, match, rehearse):
     learner = gm.SoftGEM(
-        network(), lr=LR, memories=12, soft=soft, temperature=temperature, margin=0.5
+        network(),
+        lr=LR,
+        memories=12,
+        soft=soft,
+        temperature=temperature,
+        match=match,
+        rehearse=rehearse,
+        margin=0.5,
     )
     model, memory = network(), {}
+
+    def gradient(past, q, z):
+        loss = F.cross_entropy(model(past), q) + match * F.mse_loss(model(past), z)
+        return loss_gradient(loss, parameters(model))
+
     for step, t in enumerate("aabbccab"):
         x, y = batch(step)
         learner.observe(x, t, y)
         own = parameters(model)
         g = loss_gradient(F.cross_entropy(model(x), y), own)
-        G = [
-            loss_gradient(F.cross_entropy(model(past), q), own)
-            for k, (past, q) in memory.items()
-            if k != t
-        ]
+        if rehearse and t in memory:  # all memories, together as much as the batch
+            parts = [(len(m[0]), gradient(*m)) for m in memory.values()]
+            g = (g + sum(n * part for n, part in parts) / sum(n for n, _ in parts)) / 2
+        G = [gradient(*parts) for k, parts in memory.items() if k != t]
         g = gm.project(g, torch.stack(G), margin=0.5) if G else g
         with torch.no_grad():
             for w, part in zip(own, g.split([w.numel() for w in own]), strict=True):
                 w -= LR * part.view_as(w)
-        targets = mixed(model(x).detach(), y, soft, temperature)
-        before = memory.get(t, (x[:0], targets[:0]))
-        memory[t] = torch.cat([before[0], x])[-12:], torch.cat([before[1], targets])[-12:]
+        answers = model(x).detach()
+        new = (x, mixed(answers, y, soft, temperature), answers)
+        before = memory.get(t, [part[:0] for part in new])
+        memory[t] = [torch.cat(pair)[-12:] for pair in zip(before, new, strict=True)]
         torch.testing.assert_close(weights(learner.network), weights(model))
     assert learner.gradients == "chain"
+
+
+@pytest.mark.parametrize("gradients", ["auto", "loop", "gram"])
+@pytest.mark.parametrize("constraints", [None, 2])
+def test_rehearsing_is_the_same_by_every_way(gradients, constraints):
+    """Also where G is not stored, or only some of its rows are computed."""
+    found = []
+    for way in ("loop", gradients):
+        options = {"constraints": constraints, "gradients": way}
+        learner = gm.GEM(network(), lr=LR, memories=8, rehearse=5, margin=0.0, **options)
+        for step, t in enumerate("aabbccddab"):
+            x, y = batch(step)
+            learner.observe(x, t, y)
+        found.append(weights(learner.network))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    plain = gm.GEM(network(), lr=LR, memories=8, margin=0.0)
+    for step, t in enumerate("aabbccddab"):
+        x, y = batch(step)
+        plain.observe(x, t, y)
+    assert not torch.allclose(found[0], weights(plain.network), rtol=1e-3)
+
+
+class Doubled(gm.GEM):
+    def loss(self, x, t, y, mask=None):
+        return 2 * super().loss(x, t, y, mask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(gm.GEM, nn.CrossEntropyLoss(label_smoothing=0.2)), (Doubled, None)]
+)
+def test_rehearsing_takes_any_loss(kind, loss):
+    """What joins a mini-batch counts as much as the mini-batch, however many there are."""
+    learner = kind(network(), lr=LR, memories=8, rehearse=100, margin=0.0, loss=loss)
+    model, memory = network(), {}
+
+    def gradient(x, y):
+        value = F.cross_entropy(model(x), y) * 2 if loss is None else loss(model(x), y)
+        return loss_gradient(value, parameters(model))
+
+    for step, t in enumerate("aabba"):
+        x, y = batch(step)
+        found = learner.observe(x, t, y)
+        expected = F.cross_entropy(model(x), y) * 2 if loss is None else loss(model(x), y)
+        torch.testing.assert_close(found, expected.detach())
+        g = gradient(x, y)
+        if t in memory:
+            everything = [torch.cat(parts) for parts in zip(*memory.values(), strict=True)]
+            g = (g + gradient(*everything)) / 2
+        G = [gradient(*own) for k, own in memory.items() if k != t]
+        g = gm.project(g, torch.stack(G)) if G else g
+        with torch.no_grad():
+            parts = g.split([w.numel() for w in model.parameters()])
+            for w, part in zip(model.parameters(), parts, strict=True):
+                w -= LR * part.view_as(w)
+        before = memory.get(t, (x[:0], y[:0]))
+        memory[t] = [torch.cat(pair)[-8:] for pair in zip(before, (x, y), strict=True)]
+        torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_what_is_rehearsed_is_drawn_from_all_tasks_and_counted():
+    learner = gm.GEM(network(), lr=LR, memories=10, rehearse=4, glances=2)
+    seen = samples_of(learner.memory)
+    for step, t in enumerate("aabb"):
+        x, y = batch(step)
+        learner.observe(x, t, y)
+    assert [len(y) for ((_, y),) in seen] == [4] * 4  # a task's first batch is as it comes
+    drawn = {tuple(x) for ((found, _),) in seen[2:] for x in found.tolist()}
+    assert all(drawn & {*map(tuple, batch(step)[0].tolist())} for step in (1, 2))
+    past = (0, 0, 10, 10)
+    assert learner.example_gradients == 2 * sum(6 + n + 4 * (i % 2) for i, n in enumerate(past))
+
+
+@pytest.mark.parametrize("gradients", ["auto", "batched", "loop", "gram"])
+def test_rehearsing_keeps_to_each_tasks_outputs(gradients):
+    """Examples of several tasks in a batch are masked each by its own task's outputs."""
+    outputs = {"a": (0, 2), "b": (1, 2)}
+    learner = gm.GEM(network(), lr=LR, memories=6, rehearse=100, margin=0.0, gradients=gradients)
+    learner.outputs = outputs
+    model, memory = network(), {}
+
+    def loss(x, t, y):
+        left_out = [i for i in range(3) if i not in outputs[t]]
+        return F.cross_entropy(model(x).index_fill(1, torch.tensor(left_out), -torch.inf), y)
+
+    for step, t in enumerate("aabba"):
+        x, y = batch(step)
+        y = torch.tensor(outputs[t])[y % 2]
+        learner.observe(x, t, y)
+        total = loss(x, t, y)
+        if t in memory:
+            n = sum(len(y_k) for _, y_k in memory.values())
+            past = [len(y_k) / n * loss(x_k, k, y_k) for k, (x_k, y_k) in memory.items()]
+            total = (total + sum(past)) / 2
+        g = loss_gradient(total, parameters(model))
+        G = [
+            loss_gradient(loss(x_k, k, y_k), parameters(model))
+            for k, (x_k, y_k) in memory.items()
+            if k != t
+        ]
+        g = gm.project(g, torch.stack(G)) if G else g
+        with torch.no_grad():
+            for w, part in zip(
+                model.parameters(), g.split([w.numel() for w in model.parameters()]), strict=True
+            ):
+                w -= LR * part.view_as(w)
+        before = memory.get(t, (x[:0], y[:0]))
+        pairs = zip(before, (x, y), strict=True)
+        memory[t] = tuple(torch.cat(pair)[-6:] for pair in pairs)
+        torch.testing.assert_close(weights(learner.network), weights(model))
 
 
 def test_softgem_without_soft_targets_is_gem():
@@ -173,6 +297,7 @@ def test_softgem_without_soft_targets_is_gem():
 
 def test_steadygem_without_its_parts_is_softgem():
     plain = {"glances": 1, "input_dropout": 0.0, "average": None, "keep": "last"}
+    plain |= {"match": 0.0, "rehearse": 0, "margin": 0.5}
     steady = gm.SteadyGEM(network(), memories=10, soft=0.4, **plain)
     soft = gm.SoftGEM(network(), memories=10, soft=0.4)
     for step, t in enumerate("aabbccab"):
@@ -194,7 +319,7 @@ def test_softgem_stores_the_answers_of_the_average():
 def test_soft_targets_are_the_same_by_every_way_with_outputs_of_their_own(gradients):
     found = []
     for way in ("loop", gradients):
-        learner = gm.SoftGEM(network(), lr=LR, memories=5, soft=0.7, gradients=way)
+        learner = gm.SoftGEM(network(), lr=LR, memories=5, soft=0.7, match=0.4, gradients=way)
         learner.outputs = {"a": (0, 2), "b": (1, 2), "c": (0, 1)}
         for step, t in enumerate("aabbccab"):
             x, y = batch(step)
@@ -431,6 +556,8 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
         (gm.MER, {"gamma": -1}, "gamma must be above 0, got -1"),
         (gm.SoftGEM, {"soft": 1.5}, "soft must be at most 1, got 1.5"),
         (gm.SoftGEM, {"soft": -0.1}, "soft must not be negative, got -0.1"),
+        (gm.SoftGEM, {"match": -1.0}, "match must not be negative, got -1.0"),
+        (gm.GEM, {"rehearse": -1}, "rehearse must be at least 0, got -1"),
         (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),
         (gm.SoftGEM, {"teacher": "me"}, "teacher must be one of network, average; got 'me'"),
         (gm.SoftGEM, {"teacher": "average"}, "needs an average"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from gradmem.gradient_memory import GradientMemory
@@ -12,7 +13,8 @@ from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
-from gradmem.trees import Tree, size
+from gradmem.trees import Tree, concatenate, size
+from gradmem.validation import non_negative_int
 
 __all__ = ["GEM", "Constraining"]
 
@@ -28,6 +30,7 @@ class Constraining(Common, total=False):
     margin_rule: str
     constrain: str
     constraints: int | None
+    rehearse: int
     gradients: str
     tasks_per_chunk: int | None
     memory_limit: int | None
@@ -71,6 +74,10 @@ class GEM(Learner):
         "gradient" (the paper's) or "update": what is projected (see `GradientMemory`).
     constraints
         Most constraints of a step, for very many tasks; None, the exact choice, for all of them.
+    rehearse
+        Remembered examples, of all tasks and the current one alike, that join the mini-batch in
+        each step, drawn anew; 0 in the paper. The gradient that is projected is then the mean of
+        the mini-batch's and of theirs, however many they are. For one process.
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed, bounds on the memory that takes, and their
         precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
@@ -105,6 +112,7 @@ class GEM(Learner):
         margin_rule: str = "shift",
         constrain: str = "gradient",
         constraints: int | None = None,
+        rehearse: int = 0,
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
@@ -125,18 +133,23 @@ class GEM(Learner):
             tasks_per_chunk=tasks_per_chunk,
             memory_limit=memory_limit,
             precision=precision,
+            graphs=False,  # a step as a whole is recorded
         )
         self.processes = self.constraints.processes
+        self.rehearse = non_negative_int("rehearse", rehearse)
+        if self.rehearse and self.processes is not None:
+            raise ValueError(f"rehearse must be 0 for several processes, got {rehearse!r}")
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
         past = self.constraints.others(t, self.masks, size(x))
-
         selects = self.constraints.selects(past)
 
-        def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Any, ...]:
-            chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask)
+        def step(x: Tree, y: Tree, mask: Tensor | None, *some: Tree) -> tuple[Any, ...]:
+            first = size(x) if some else None
+            x, y, mask = _joined(x, y, mask, some)
+            chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask, first)
             if selects:  # which differs from step to step: no graph repeats it
                 self.count(1, size(x) + self.constraints.examples_in(chosen))
             self.require_finite(loss, g)
@@ -148,17 +161,34 @@ class GEM(Learner):
                 self.descend(loss, self.optimizer)
             return loss, past, G, g
 
+        def rehearsed() -> Sequence[Tree]:
+            some = self.rehearsed(t)
+            if not selects:
+                n = size(x) + sum(map(size, some[:1]))
+                self.count(1, n + self.constraints.examples_in(past))
+            return some
+
         if self.constraints.differs(past):
             self.graphed.enabled = False  # what is computed differs from step to step
-        if not selects:
-            each = size(x) + self.constraints.examples_in(past)
-            self.count(self.glances, self.glances * each)
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
-        mask = self.mask(t)
-        loss = self.take(self.constraints.places(past), t, step, x, y, mask)
-        # at the end: what could not be learned is not remembered
-        self.memory.put(x, t, self.remembered(x, t, y), mask)
+        places = self.constraints.places(past)
+        loss = self.take(places, t, step, x, y, self.mask(t), draw=rehearsed)
+        self.remember(x, t, y)  # at the end: what could not be learned is not remembered
         return loss
+
+    def rehearsed(self, t: Hashable) -> Sequence[Tree]:
+        """Some memories of all tasks whose examples are of task t's kind: x, y, masks if any."""
+        if not self.rehearse or t not in self.memory:
+            return ()
+        (some,) = self.memory.sample(self.memory.like(t), self.rehearse, self.masks)
+        return some
+
+    def remember(self, x: Tree, t: Hashable, y: Tree) -> None:
+        self.memory.put(x, t, self.remembered(x, t, y), self.mask(t))
+
+    def repeats(self, t: Hashable) -> bool:
+        same = type(self).learn is GEM.learn and type(self).remembered is GEM.remembered
+        return same and not self.rehearse and self.memory.takes_many(t)
 
     def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
         """What is remembered as y of a mini-batch, of y's kind, after the step on it."""
@@ -188,3 +218,17 @@ class GEM(Learner):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.constraints.load_state_dict(state)
+
+
+def _joined(
+    x: Tree, y: Tree, mask: Tensor | None, others: Sequence[Tree]
+) -> tuple[Tree, Tree, Tensor | None]:
+    """A mini-batch with what joins it: x, y, and masks where tasks have outputs of their own."""
+    if not others:
+        return x, y, mask
+    n, masks = size(x), others[2:]
+    x, y = (concatenate(pair) for pair in zip((x, y), others[:2], strict=True))
+    if masks:
+        own = torch.ones_like(masks[0][0]) if mask is None else mask
+        mask = torch.cat([own.expand(n, -1), masks[0]])
+    return x, y, mask

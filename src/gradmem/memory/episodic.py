@@ -269,6 +269,13 @@ class EpisodicMemory:
         if len(row.tasks) > 1 and row.count != count:
             self._version += 1  # it is among the others of its own task, too
 
+    def takes_many(self, t: Hashable) -> bool:
+        """Whether many of task t's examples can be added at once, with the same outcome.
+
+        Nothing else changes by it: not the `others` of task t.
+        """
+        return self.policy.takes_many and t in self._places and len(self._places[t][1].tasks) == 1
+
     def _offer(self, x: Tree, t: Hashable, y: Tree, mask: Tensor | None = None) -> Offer:
         labels = y if self._labels is None else self._labels(y)
         return Offer(x, y, t, mask, self._features, self._losses, self._gradients, labels)
@@ -392,6 +399,11 @@ class EpisodicMemory:
             stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
             self._others = key, stacks
         return self._others[1]
+
+    def like(self, t: Hashable) -> list[Hashable]:
+        """The tasks whose examples are of the kind of task t's, itself among them."""
+        rows, _ = self._places[t]
+        return [one for one, (own, _) in self._places.items() if own is rows]
 
     def sample(
         self,
