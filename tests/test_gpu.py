@@ -14,14 +14,18 @@ import gradmem as gm
 from gradmem.checks import _same
 from gradmem.cuda.copies import copy_together
 from gradmem.cuda.graphs import GraphedSteps
-from gradmem.gradients import MemoryGradients
+from gradmem.gradients import Criterion, MemoryGradients, recorded
 from gradmem.gradients.batch_norm import normalise_by_task
 from gradmem.gradients.batched import _in_one_pass, batched_gradients
+from gradmem.gradients.loop import pass_of
 from gradmem.gradients.objective import Objective
+from gradmem.gradients.precision import computing_in
+from gradmem.gradients.recorded import RecordedPasses
 from gradmem.gradients.thin import keeps_zeros
 from gradmem.learners.one_by_one import chain_steps
 from gradmem.learners.replay import Replay
 from gradmem.memory import Stack
+from gradmem.projection.blocks import products_with
 from gradmem.projection.host import project_on_host
 
 from .networks import NETWORKS, agree, build, memories
@@ -227,6 +231,90 @@ def test_graphs_change_nothing_for_an_average_and_glances(kind, average):
         assert bool(learner.graphed._graphs) == graphs
         outputs.append(torch.cat([learner.forward(x, t) for t in range(3)]))
     torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("average", [None, (0.6, 0.9)])
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_batches_in_a_row_are_those_one_by_one(kind, average):
+    """To the last bit: the same graphs with the same inputs, and the same memories at the end."""
+    if not kind.one_network and average is not None:
+        pytest.skip("several averages are for one network")
+    learners = []
+    for in_a_row in (False, True):
+        learner = kind(gm.mlp([6, 8, 8, 6], seed=0).cuda(), lr=0.05, average=average)
+        learner.outputs = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
+        for t in (0, 1, 2, 0):
+            x = torch.linspace(-1, 1, 50 * 6, device="cuda").view(50, 6) + t
+            y = 2 * t + torch.arange(50, device="cuda") % 2
+            if in_a_row:
+                learner.observe_each(x, t, y, 4, check=False)
+            else:
+                for some in torch.arange(50, device="cuda").split(4):
+                    learner.observe(x[some], t, y[some], check=False)
+        learner.settle()
+        learners.append(learner)
+    _same(*(learner.state_dict() for learner in learners), "in a row")
+    assert learners[0].statistics() == learners[1].statistics()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(gm.GEM, memories=20),
+        partial(gm.GEM, memories=300, constrain="update", margin=0.0),
+        partial(gm.Single, average=0.9),
+        partial(gm.GEM, budget=30, keep="reservoir"),
+        partial(gm.GEM, memories=20, rehearse=5),
+    ],
+)
+def test_a_run_of_tasks_in_a_row_is_a_run_batch_by_batch(make):
+    continuum = gm.mnist_rotations(4, 200, data="sample").to("cuda")
+    results = []
+    for watched in (False, True):
+        learner = make(gm.mlp(seed=0).cuda())
+        results.append(
+            gm.run(learner, continuum, on_progress=(lambda _: None) if watched else None)
+        )
+    assert np.array_equal(results[0].R, results[1].R)
+    assert results[0].statistics == results[1].statistics
+    assert results[0].curve_examples == results[1].curve_examples
+
+
+def test_only_what_repeats_is_taken_in_a_row():
+    """GEM repeats its graph, one that remembers answers does not; a bad number is found at last."""
+    x, y = torch.randn(60, 6, device="cuda"), torch.arange(60, device="cuda") % 6
+    for kind, repeats in ((gm.GEM, True), (gm.Single, True), (gm.SoftGEM, False), (gm.ER, False)):
+        learner = kind(gm.mlp([6, 8, 6]).cuda())
+        calls = []
+        learner._repeat = lambda *given, calls=calls, own=learner._repeat: calls.append(own(*given))
+        learner.observe_each(x, 0, y, 10, check=False)
+        assert bool(calls) == repeats
+        assert (learner.steps, learner.examples, learner.updates) == (6, 60, 6)
+    learner = gm.GEM(gm.mlp([6, 8, 6]).cuda())
+    bad = x.clone()
+    bad[45] = float("nan")
+    learner.observe(x[:10], 0, y[:10])
+    learner.observe_each(bad, 0, y, 10, check=False)
+    with pytest.raises(FloatingPointError, match=r"after 5 steps.*task 0"):
+        learner.settle()
+
+
+@pytest.mark.parametrize("match", [0.0, 0.5])
+def test_graphs_change_nothing_for_rehearsing_and_matching(match):
+    """What a task rehearses grows with its memories, and with it what is recorded."""
+    found = []
+    for graphs in (True, False):
+        learner = gm.SteadyGEM(
+            gm.mlp([6, 8, 8, 6], seed=0).cuda(),
+            graphs=graphs, memories=20, rehearse=5, match=match, input_dropout=0.0, glances=3,
+        )  # fmt: skip
+        for t in (0, 1, 2, 0):
+            x = torch.linspace(-1, 1, 36 * 6, device="cuda").view(36, 6) + t
+            for some in torch.arange(36, device="cuda").split(6):
+                learner.observe(x[some], t, some % 6)
+        assert bool(learner.graphed._graphs) == graphs
+        found.append(torch.cat([learner.forward(x, t) for t in range(3)]))
+    torch.testing.assert_close(*found)
 
 
 def test_a_network_that_cannot_be_recorded_runs_without_graphs():
@@ -899,3 +987,105 @@ def test_steps_on_single_examples_are_those_of_a_cpu(sizes, masked):
         chain_steps(network, x.to(device), y.to(device), own, rate)
         networks.append([w.detach().cpu() for w in network.parameters()])
     torch.testing.assert_close(*networks, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1000, 5_000_000])
+@pytest.mark.parametrize("k", [1, 5, 16])
+def test_products_with_one_vector_are_those_in_double_precision(k, p):
+    torch.manual_seed(k)
+    G, g = torch.randn(k, p, device="cuda"), torch.randn(p, device="cuda")
+    exact = torch.cat([G.double() @ g.double(), g.double().square().sum()[None]])
+    found = products_with(G, g)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-8 * p**0.5)
+
+
+class Tokens(nn.Module):
+    """A small language model whose passes the host takes longer to start than the GPU to run."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
+        self.out = nn.Linear(32, 50)
+
+    def forward(self, x):
+        return self.out(self.block(self.embed(x))).mT
+
+
+def token_batch(seed, n=6):
+    ids = torch.randint(50, (n, 11), generator=torch.Generator().manual_seed(seed)).cuda()
+    return ids[:, :-1], seed, ids[:, 1:], None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_passes_give_what_passes_give(precision, monkeypatch):
+    monkeypatch.setattr(recorded, "SHARE", 0.0)  # whatever it gains
+    torch.manual_seed(0)
+    network = Tokens().cuda()
+    objective, passes = Objective(network, Criterion(None)), RecordedPasses()
+    p = sum(w.numel() for w in network.parameters())
+    for step in range(8):
+        out, expected = torch.empty(2, p, device="cuda")
+        with computing_in(precision, out.device):
+            loss = passes(objective, token_batch(step), out)
+            other = pass_of(objective, token_batch(step), expected)
+        tolerance = 1e-5 if precision == "fp32" else 2e-2
+        assert (out - expected).norm() <= tolerance * expected.norm()
+        torch.testing.assert_close(loss, other, rtol=tolerance, atol=tolerance)
+        with torch.no_grad():  # where they are, so that a recording reads the new values
+            for w in network.parameters():
+                w.add_(torch.randn_like(w), alpha=0.05)
+    assert len(passes._graphed._graphs) == 1
+    network.eval()  # another kind
+    passes(objective, token_batch(0), out)
+    assert len(passes._next) == 2
+
+
+def test_passes_that_do_something_else_every_time_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(recorded, "SHARE", 0.0)
+
+    class Drawing(Tokens):
+        def forward(self, x):
+            return super().forward(x) * (1 + 0.1 * float(torch.rand(())))
+
+    for network in (Drawing().cuda(), Tokens().cuda()):
+        if not isinstance(network, Drawing):
+            network.block.register_forward_hook(lambda *_: None)
+        passes = RecordedPasses()
+        out = torch.empty(sum(w.numel() for w in network.parameters()), device="cuda")
+        for step in range(6):
+            passes(Objective(network, Criterion(None)), token_batch(step), out)
+        assert not passes._graphed._graphs
+
+
+def test_recorded_passes_drop_out_anew_each_time(monkeypatch):
+    monkeypatch.setattr(recorded, "SHARE", 0.0)
+    network = Tokens(dropout=0.5).cuda()
+    passes = RecordedPasses()
+    rows = torch.empty(8, sum(w.numel() for w in network.parameters()), device="cuda")
+    for row in rows:
+        passes(Objective(network, Criterion(None)), token_batch(0), row)
+    assert passes._graphed._graphs
+    assert len({float(row.sum()) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("gradients", ["loop", "gram"])
+def test_a_loop_with_recorded_passes_goes_the_same_way(gradients, monkeypatch):
+    monkeypatch.setattr(recorded, "SHARE", 0.0)
+    ends = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        network = Tokens().cuda()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        memory = gm.GradientMemory(network, memories=6, gradients=gradients, graphs=graphs)
+        for step in range(30):
+            x, _, y, _ = token_batch(step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            memory.step(optimizer, step // 4)
+            memory.add(x, step // 4, y)
+        assert memory.violations > 0
+        assert bool(memory.engine._passes._graphed._graphs) == graphs
+        ends.append(torch.cat([w.detach().flatten() for w in network.parameters()]))
+    assert (ends[0] - ends[1]).norm() <= 1e-3 * ends[0].norm()

@@ -378,3 +378,22 @@ def test_input_dropout_is_for_learning_alone_and_follows_the_seed(name):
 def test_a_wrong_input_dropout_is_named(share):
     with pytest.raises(ValueError, match="input_dropout must"):
         gm.GEM(gm.mlp([4, 3, 2]), input_dropout=share)
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values())
+def test_batches_in_a_row_are_those_one_by_one(kind):
+    learners = []
+    for in_a_row in (False, True):
+        learner = kind(gm.mlp([4, 8, 3], seed=0))
+        generator = torch.Generator().manual_seed(0)
+        for t in "aba":
+            x, y = torch.randn(23, 4, generator=generator), torch.arange(23) % 3
+            if in_a_row:
+                learner.observe_each(x, t, y, 5)
+            else:
+                for some in torch.arange(23).split(5):
+                    learner.observe(x[some], t, y[some])
+        learners.append(learner)
+    _same(*(learner.state_dict() for learner in learners), "in a row")
+    with pytest.raises(ValueError, match="batch_size must be"):
+        learner.observe_each(x, "a", y, 0)

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["copy_together"]
+__all__ = ["copy_in_turn", "copy_together"]
 
 
 def copy_together(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source to its target: by one kernel, if they are on a GPU and without gaps."""
-    if len(targets) > 1 and targets[0].is_cuda:
-        words = [_words(tensor) for tensor in (*targets, *sources)]
-        known = [word for word in words if word is not None]
-        same = all(
-            one.dtype == other.dtype and one.device == other.device
-            for one, other in zip(targets, sources, strict=True)
-        )
-        if same and len(known) == len(words):
-            torch._foreach_copy_(known[: len(targets)], known[len(targets) :])
-            return
+    words = _as_words(targets, sources)
+    if words is not None:
+        torch._foreach_copy_(*words)
+        return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def copy_in_turn(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]:
+    """Copy the first parts of the sources, each as long as its target; then the next ones, …"""
+    to, whole = _as_words(targets, sources) or ([*targets], [*sources])
+    pairs = zip(to, whole, strict=True)
+    for parts in zip(*(source.split(len(target)) for target, source in pairs), strict=True):
+        torch._foreach_copy_(to, parts)
+        yield
+
+
+def _as_words(
+    targets: Sequence[Tensor], sources: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """The same bytes as words of eight, which one kernel copies; None if there is none for them."""
+    if len(targets) < 2 or not targets[0].is_cuda:
+        return None
+    words = [_words(tensor) for tensor in (*targets, *sources)]
+    known = [word for word in words if word is not None]
+    same = all(
+        one.dtype == other.dtype and one.device == other.device
+        for one, other in zip(targets, sources, strict=True)
+    )
+    if not same or len(known) < len(words):
+        return None
+    return known[: len(targets)], known[len(targets) :]
 
 
 def _words(tensor: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradmem.cuda.copies import copy_together
+from gradmem.cuda.copies import copy_in_turn, copy_together
 from gradmem.trees import Tree, leaves, tree_map
 
 __all__ = ["GraphedSteps", "Step"]
@@ -52,6 +52,7 @@ class GraphedSteps:
         ] = {}
         self._pool: Any = None
         self._unused = 0  # graphs recorded since one was replayed again
+        self._last: tuple[torch.cuda.CUDAGraph, list[Tensor]] | None = None
 
     def records(self, x: Tree) -> bool:
         """Whether steps with such an input become graphs."""
@@ -59,6 +60,7 @@ class GraphedSteps:
 
     def __call__(self, key: Hashable, step: Step, *inputs: Tree | None) -> Tensor | None:
         """Take a step and return its loss. Inputs are trees of tensors, or None."""
+        self._last = None
         if not self.records(inputs[0]):
             return _loss(step(*inputs))
         key = (key, *(None if tree is None else _shapes(tree) for tree in inputs))
@@ -74,10 +76,28 @@ class GraphedSteps:
         given = [leaf for tree in inputs if tree is not None for leaf in leaves(tree)]
         copy_together(own, given)
         graph.replay()
+        self._last = graph, own
         return None if loss is None else loss.clone()
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the last step was a graph."""
+        return self._last is not None
+
+    def repeat(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Take the last step again and again, with the next parts of its first inputs each time.
+
+        What else it depends on is as it was.
+        """
+        assert self._last is not None
+        graph, own = self._last
+        for _ in copy_in_turn(own[: len(inputs)], inputs):
+            graph.replay()
+            yield
 
     def forget(self) -> None:
         """Record anew from here on: what the graphs refer to is no longer in use."""
+        self._last = None
         self._known, self._graphs, self._pool = set(), {}, None
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tree | None, ...]) -> bool:

@@ -34,7 +34,7 @@ __all__ = ["run"]
 EVALUATION_BATCH = 2000
 
 #: On a GPU, bytes of the inputs of several test sets that are predicted at once.
-TOGETHER = 2**27
+TOGETHER = 2**29
 
 #: What a callback may have.
 HOOKS = ("on_resume", "on_batch", "on_task", "on_end")
@@ -151,6 +151,14 @@ class _Run:
             if learner.boundaries is not None:
                 self.observe, self.predict = _without_labels(self.observe, self.predict)
         self.settle = getattr(learner, "settle", None)
+        #: Whether nothing has to happen between the batches of a task, on a GPU.
+        self.in_a_row = (
+            self.on_gpu
+            and isinstance(learner, Learner)
+            and type(learner).observe is Learner.observe
+            and learner.boundaries is None
+            and not (every or hooks["on_batch"] or checkpoint)
+        )
         self.training, self.evaluation = _StopWatch(), _StopWatch()
         self.examples = 0
         self.R: list[Matrix] = []
@@ -177,6 +185,25 @@ class _Run:
 
     def _learn(self, i: int) -> None:
         """Train on the i-th task, and measure the scores after it."""
+        if self.in_a_row:
+            self._observe_in_a_row(i)
+        else:
+            self._observe(i)
+        if self.curves[-1][0] < self.examples:
+            self._measure()
+        if self.settle is not None:
+            self.settle()
+
+    def _observe_in_a_row(self, i: int) -> None:
+        """Train on the i-th task, several batches at a time."""
+        task = self.continuum[i]
+        for x, t, y in task.fetches():
+            with self.training:
+                self.learner.observe_each(x, t, y, task.batch_size, check=False)
+            self.examples += size(y)
+
+    def _observe(self, i: int) -> None:
+        """Train on the i-th task, batch by batch, from where the run is in it."""
         skipped = self.position[1]
         for n, (x, t, y) in enumerate(self.continuum[i]):
             if n < skipped:
@@ -190,10 +217,6 @@ class _Run:
             self._tell("on_batch", i, loss=loss)
             if self.checkpoint is not None and self.checkpoint.is_due(before, self.examples):
                 self._save()
-        if self.curves[-1][0] < self.examples:
-            self._measure()
-        if self.settle is not None:
-            self.settle()
 
     def _save(self) -> None:
         """Save the run as it is, between two steps."""

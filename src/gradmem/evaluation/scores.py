@@ -59,4 +59,7 @@ def totals(score: Score, prediction: Tree, y: Tree, sizes: Sequence[int]) -> Ten
             f"{name_of(score)} gave {got}"
         )
     dtype = torch.float64 if values.is_floating_point() else torch.int64
-    return torch.stack([part.sum(dtype=dtype) for part in values.detach().split(list(sizes))])
+    values = values.detach()
+    if len({*sizes}) == 1:
+        return values.view(len(sizes), -1).sum(1, dtype=dtype)
+    return torch.stack([part.sum(dtype=dtype) for part in values.split(list(sizes))])

@@ -42,8 +42,8 @@ from gradmem.memory import EpisodicMemory
 from gradmem.networks import unwidened, widen
 from gradmem.streams.examples import are_class_ids
 from gradmem.streams.mixed import is_mixed, parts_of, places_of
-from gradmem.trees import Tree, check, concatenate, size, take, tree_map
-from gradmem.validation import close_to, descriptor, one_of, positive
+from gradmem.trees import Tree, check, concatenate, leaves, size, take, tree_map
+from gradmem.validation import close_to, descriptor, one_of, positive, positive_int
 
 __all__ = ["Learner"]
 
@@ -310,6 +310,76 @@ class Learner(Keeping, ABC):
             if look:
                 self.check(x, t, y)
             return self._step(x, t, y, look)
+
+    def observe_each(
+        self, x: Tree, t: Hashable, y: Tree, batch_size: int, *, check: bool = True
+    ) -> Tensor | None:
+        """Learn from mini-batches of task t, one after the other: `observe` for each of them.
+
+        On a GPU with check=False, steps that are CUDA graphs follow each other without the host's
+        part in them, where a learner does nothing else between its steps (`Single`, and `GEM` that
+        keeps a task's first or last examples).
+
+        Parameters
+        ----------
+        x, t, y, check
+            See `observe`; t is one descriptor. x and y hold all mini-batches.
+        batch_size
+            Examples of a mini-batch; the last one may have fewer.
+
+        Returns
+        -------
+        Tensor
+            The loss of the last mini-batch that was looked at by itself, before the step on it.
+
+        Examples
+        --------
+        >>> import torch, gradmem as gm
+        >>> learner = gm.Single(gm.mlp([2, 8, 2]))
+        >>> loss = learner.observe_each(torch.randn(25, 2), "a", torch.randint(2, (25,)), 10)
+        >>> learner.steps, learner.examples
+        (3, 25)
+        """
+        positive_int("batch_size", batch_size)
+        loss, start, n = None, 0, size(y)
+        while start < n:
+            part = slice(start, start + batch_size)
+            costs = self.updates, self.example_gradients
+            loss = self.observe(take(x, part), t, take(y, part), check=check)
+            start += batch_size
+            whole = (n - start) // batch_size * batch_size
+            if whole > 0 and not check and self._can_repeat(t):
+                rest = slice(start, start + whole)
+                with self._lock, uninterrupted(), current_device(self.device):
+                    self._repeat(take(x, rest), t, take(y, rest), batch_size, costs)
+                start += whole
+        return loss
+
+    def repeats(self, t: Hashable) -> bool:
+        """Whether steps on task t follow each other with nothing but `remember` between them."""
+        del t
+        return False
+
+    def remember(self, x: Tree, t: Hashable, y: Tree) -> None:
+        """Remember examples that were learned; of a learner that `repeats`, many at once."""
+
+    def _can_repeat(self, t: Hashable) -> bool:
+        """Whether the last step can be taken again with other examples and nothing else."""
+        plain = not (self._waits or self.is_random or self._schedules or self.grow)
+        alone = self.glances == 1 and self.describing.size is None
+        return self.graphed.can_repeat and plain and alone and self.repeats(t)
+
+    def _repeat(self, x: Tree, t: Hashable, y: Tree, n: int, costs: tuple[int, int]) -> None:
+        """Learn from mini-batches of n examples as by the last step, before which costs were so."""
+        steps, gradients = self.updates - costs[0], self.example_gradients - costs[1]
+        for _ in self.graphed.repeat([leaf.detach() for leaf in (*leaves(x), *leaves(y))]):
+            self._recent.append((t, self.steps))
+            self.steps += 1
+            self.examples += n
+            self.count(steps, gradients)
+        if self.averaged is not None:
+            self.averaged.learned[t] = self.steps
+        self.remember(x, t, y)
 
     def _observe_mixed(self, x: Tree, t: Any, y: Tree, look: bool) -> Tensor | None:
         """Learn from the examples of several tasks, a step for each task."""

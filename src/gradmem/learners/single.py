@@ -32,6 +32,9 @@ class Single(Learner):
 
     distributes = True
 
+    def repeats(self, t: Hashable) -> bool:
+        return True
+
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         def step(x: Tree, y: Tree, mask: Tensor | None) -> tuple[Tensor]:
             self.optimizer.zero_grad()

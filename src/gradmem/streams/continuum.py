@@ -330,11 +330,20 @@ class Continuum:
         return self.epochs * sum(-(-len(task.train) // self.batch_size) for task in self.tasks)
 
     def __iter__(self) -> Iterator[Batch]:
+        for task, seed in self._passes():
+            for x, y in task.train.batches(self.batch_size, self.shuffle, seed):
+                yield x, task.t, y
+
+    def fetches(self) -> Iterator[Batch]:
+        """The same, several whole batches of a task at a time where they are in memory."""
+        for task, seed in self._passes():
+            for x, y in task.train.fetches(self.batch_size, self.shuffle, seed):
+                yield x, task.t, y
+
+    def _passes(self) -> Iterator[tuple[Task, list[int]]]:
+        """Each task as often as it is gone through in a row, with the seed of its order."""
         for place, task in zip(self._places, self.tasks, strict=True):
-            for epoch in range(self.epochs):
-                seed = [self.seed, place, epoch]
-                for x, y in task.train.batches(self.batch_size, self.shuffle, seed):
-                    yield x, task.t, y
+            yield from ((task, [self.seed, place, epoch]) for epoch in range(self.epochs))
 
     def __getitem__(self, which: int | slice) -> Continuum:
         if isinstance(which, slice):

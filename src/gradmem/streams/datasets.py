@@ -105,6 +105,10 @@ class DatasetExamples:
         """Whether the other reads the very same dataset."""
         return isinstance(other, DatasetExamples) and self.dataset is other.dataset
 
+    def fetches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
+        """`batches` of `size`, by `shuffle` and `seed`: no more than one is read at a time."""
+        return self.batches(size, shuffle, seed)
+
     def batches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
         """All examples, `size` at a time, in their order; if `shuffle`, in one drawn by `seed`.
 

@@ -134,12 +134,19 @@ class Examples:
         if not shuffle:
             yield from (self[start : start + size] for start in range(0, len(self), size))
             return
-        order = permutation(len(self), seed).to(self.device)
-        for some in torch.split(order, size * BATCHES_PER_FETCH):
-            x, y = self[some]
-            for start in range(0, len(some), size):
+        for x, y in self.fetches(size, shuffle, seed):
+            for start in range(0, len(leaves(y)[0]), size):
                 batch = slice(start, start + size)
                 yield take(x, batch), take(y, batch)
+
+    def fetches(self, size: int, shuffle: bool = False, seed: Seed = 0) -> Iterator[Pair]:
+        """`batches` of `size`, by `shuffle` and `seed`, several whole ones at a time."""
+        n = size * BATCHES_PER_FETCH
+        if not shuffle:
+            yield from (self[start : start + n] for start in range(0, len(self), n))
+            return
+        order = permutation(len(self), seed).to(self.device)
+        yield from (self[some] for some in torch.split(order, n))
 
 
 def are_class_ids(y: Tree) -> bool:

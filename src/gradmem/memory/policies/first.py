@@ -15,6 +15,7 @@ class First(Policy):
     """The first examples; once there is no room, nothing is added."""
 
     name = "first"
+    takes_many = True
 
     def places(self, row: Row, n: int, generator: Generator) -> Iterator[tuple[slice, int]]:
         if row.count < row.size:

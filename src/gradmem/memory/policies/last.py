@@ -15,6 +15,7 @@ class Last(Policy):
     """The last examples, in a ring buffer: the newest replaces the oldest."""
 
     name = "last"
+    takes_many = True
 
     def places(self, row: Row, n: int, generator: Generator) -> Iterator[tuple[slice, int]]:
         start = max(0, n - row.size)

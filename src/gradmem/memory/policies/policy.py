@@ -84,6 +84,8 @@ class Policy(ABC):
 
     #: What it is called in `EpisodicMemory(keep=…)` and in a saved state.
     name: str
+    #: Whether many examples can be offered at once, with the same outcome as a few at a time.
+    takes_many = False
 
     def check(self, offer: Offer) -> None:
         """Raise ValueError if examples such as these cannot be kept by this policy."""
