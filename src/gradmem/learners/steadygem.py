@@ -23,8 +23,8 @@ class SteadyGEM(SoftGEM):
        answered when it was stored (`soft`, see `SoftGEM`): an answer says more than a label. With
        few memories it helps to hold the answers' logits as well (`match`).
     2. Remembered examples, those of the current task among them, join each mini-batch
-       (`rehearse`): the gradient that is projected is then one of more examples than have just
-       come, and with batch norm so are its statistics.
+       (`rehearse`): the gradient that is projected is half that of what has just come and half
+       that of what is remembered, and batch norm has statistics of both.
     3. Predictions are made with averages of the weights (`average`): single steps on ten examples
        go astray, in directions that no memory forbids, and an average does not. A task that is long
        past is predicted with a long one, the task at hand with a short one.
@@ -56,10 +56,10 @@ class SteadyGEM(SoftGEM):
     soft
         Share of the stored answers in the targets of the memories.
     match
-        Weight of the mean square of what the logits at the memories have changed by: 0.2 is for
-        few memories, 0 for many.
+        Weight of the mean square of what the logits at the memories have changed by. It helps where
+        a task has few memories (the default is for 10 to 25); with hundreds, take 0.
     rehearse
-        Remembered examples that join each mini-batch.
+        Remembered examples that join each mini-batch (see `GEM`).
     average
         Decay of the averaged weights, or several of them, here for averages 50, 200, 1,000 and
         5,000 steps long; None for none. Each takes as much memory as the network. A task is
@@ -89,13 +89,13 @@ class SteadyGEM(SoftGEM):
         network: nn.Module,
         *,
         keep: str | Policy = "balanced",
-        margin: float = 0.25,
-        soft: float = 0.75,
-        match: float = 0.2,
-        rehearse: int = 10,
+        margin: float = 0.1,
+        soft: float = 0.5,
+        match: float = 0.5,
+        rehearse: int = 50,
         average: float | Sequence[float] | None = (0.98, 0.995, 0.999, 0.9998),
         glances: int = 3,
-        input_dropout: float = 0.1,
+        input_dropout: float = 0.05,
         temperature: float = 1.0,
         teacher: str = "network",
         **common: Unpack[Constraining],

@@ -1,0 +1,193 @@
+"""The settings of SteadyGEM, found on training data that was held out.
+
+    python -m benchmarks.recipe [--data FOLDER] [--device cuda] [--workers 14]
+    python -m benchmarks.recipe --benchmarks cifar100-incremental --tasks 10 --sizes 100 --seeds 500
+
+Each task has twice the board's examples, of which half are learned and half measure it: no test
+set has a part in it, and seeds are others than those of the board. What is tried is the recipe and
+changes of it. Writes every ACC (recipe-NAME.json) and a table (recipe-NAME.md) into the folder
+--out; runs that the file has already, from this or another machine, are not made again.
+
+On CIFAR-100, which has no more examples than the board learns, a tenth of them is held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradmem as gm
+from benchmarks.measure import machine
+from gradmem.benchmarks.lookup import find_benchmark
+
+#: What has been chosen; of `keep` and the averages' lengths nothing else is tried here.
+RECIPE: dict[str, Any] = {
+    "lr": 0.2,
+    "margin": 0.1,
+    "soft": 0.5,
+    "match": 0.5,
+    "rehearse": 50,
+    "glances": 3,
+    "input_dropout": 0.05,
+    "keep": "balanced",
+    "average": [0.98, 0.995, 0.999, 0.9998],  # 50, 200, 1,000 and 5,000 steps long
+}
+CIFAR_RECIPE = {
+    **RECIPE,
+    **{"lr": 0.1, "margin": 0.5, "match": 0.0, "rehearse": 32, "glances": 1, "input_dropout": 0.0},
+}
+#: What is tried, as changes of the recipe.
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"match": 0.0, "input_dropout": 0.1},
+    {"match": 0.0, "margin": 0.25},
+    {"match": 0.2, "margin": 0.25},
+    {"match": 0.0, "soft": 0.75, "margin": 0.25, "input_dropout": 0.1},
+    {"soft": 0.75, "margin": 0.25},
+    {"rehearse": 100},
+    {"lr": 0.3},
+]
+CIFAR_CHANGES: list[dict[str, Any]] = [
+    {},
+    {"lr": 0.05},
+    {"lr": 0.05, "rehearse": 0},
+    {"match": 0.2, "margin": 0.1},
+    {"lr": 0.05, "match": 0.5, "margin": 0.0},
+    {"rehearse": 64, "margin": 0.1},
+    {"glances": 2},
+]
+
+#: What a run is of, its settings and ACC.
+Run = dict[str, Any]
+
+
+def on_mnist(benchmark: str) -> bool:
+    return benchmark.startswith("mnist")
+
+
+def name_of(run: Run) -> str:
+    """What a run's settings change of the recipe."""
+    recipe = RECIPE if on_mnist(run["benchmark"]) else CIFAR_RECIPE
+    changes = {k: v for k, v in run["settings"].items() if v != recipe.get(k)}
+    return ", ".join(f"{name} {value}" for name, value in changes.items()) or "the recipe"
+
+
+def key_of(run: Run) -> str:
+    return json.dumps([run[name] for name in ("benchmark", "memories", "seed", "settings")])
+
+
+def cases(given: argparse.Namespace) -> Iterator[Run]:
+    """What is tried, on all columns and with all seeds."""
+    for seed, benchmark, memories in product(given.seeds, given.benchmarks, given.sizes):
+        mnist = on_mnist(benchmark)
+        for change in CHANGES if mnist else CIFAR_CHANGES:
+            settings = {**(RECIPE if mnist else CIFAR_RECIPE), **change}
+            column = {"benchmark": benchmark, "memories": memories, "seed": seed}
+            yield {**column, "settings": settings}
+
+
+def run_one(case: Run, given: argparse.Namespace) -> Run:
+    torch.set_num_threads(1)
+    benchmark, seed, mnist = case["benchmark"], case["seed"], on_mnist(case["benchmark"])
+    known = find_benchmark(benchmark)
+    size = {"examples_per_task": 2 * known.options["examples_per_task"]} if mnist else {}
+    continuum = known.continuum(seed=seed, data=given.data, **size)[: given.tasks]
+    continuum = continuum.held_out(0.5 if mnist else 0.1)
+    network = gm.mlp(seed=seed) if mnist else gm.networks.resnet18(seed=seed)
+    precision = "fp32" if mnist or given.device == "cpu" else "bf16"
+    learner = gm.SteadyGEM(
+        network.to(given.device),
+        budget=case["memories"],
+        seed=seed,
+        precision=precision,
+        **case["settings"],
+    )
+    start = time.perf_counter()
+    try:
+        result = gm.run(learner, continuum.to(given.device))
+    except FloatingPointError as error:
+        return {**case, "acc": None, "failed": str(error), "on": machine(given.device)}
+    found = {"acc": round(result.acc, 4), "bwt": round(result.bwt, 4)}
+    seconds = round(time.perf_counter() - start, 1)
+    return {**case, **found, "seconds": seconds, "on": machine(given.device)}
+
+
+def table(runs: Sequence[Run]) -> str:
+    """ACC in the mean over seeds, by benchmark and memories; what was tried everywhere first."""
+    columns = sorted({(run["benchmark"], run["memories"]) for run in runs}, reverse=True)
+    heads = [f"{name.removeprefix('mnist-')}, {m:,}" for name, m in columns]
+    lines = [f"| settings | {' | '.join(heads)} | mean |", "|---" * (len(heads) + 2) + "|"]
+    rows = {name: _means([run for run in runs if name_of(run) == name]) for name in _names(runs)}
+    best_first = sorted(rows.items(), key=lambda row: (-len(row[1]), -_mean(row[1].values())))
+    for name, means in best_first:
+        cells = [f"{means[column]:.4f}" if column in means else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join([*cells, f'{_mean(means.values()):.4f}'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(map(name_of, runs)))
+
+
+def _means(runs: Sequence[Run]) -> Mapping[tuple[str, int], float]:
+    """Column → the mean ACC over its seeds; 0 counts for one that diverged."""
+    accs: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        accs.setdefault((run["benchmark"], run["memories"]), []).append(run["acc"] or 0.0)
+    return {column: _mean(found) for column, found in accs.items()}
+
+
+def _mean(values: Any) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--benchmarks", nargs="+", default=["mnist-rotations", "mnist-permutations"]
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[200, 500, 5120])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[500, 501])
+    parser.add_argument("--tasks", type=int, default=None, help="the first so many")
+    parser.add_argument("--data", default=None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("recipe"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    label = "mnist" if on_mnist(given.benchmarks[0]) else "cifar"
+    file = given.out / f"recipe-{label}.json"
+    runs: list[Run] = json.loads(file.read_text("utf-8"))["runs"] if file.exists() else []
+    known = {*map(key_of, runs)}
+    wanted = [case for case in cases(given) if key_of(case) not in known]
+    # What takes longest comes first; the file is written as runs end, in case of a stop.
+    wanted.sort(key=lambda run: -run["memories"] * run["settings"]["glances"])
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.workers, mp_context=spawn) as workers:
+        for one in workers.map(partial(run_one, given=given), wanted):
+            print(json.dumps(one), flush=True)
+            runs.append(one)
+            write(file, runs)
+    text = table(runs)
+    (given.out / f"recipe-{label}.md").write_text(text, "utf-8")
+    print(text)
+
+
+def write(file: Path, runs: Sequence[Run]) -> None:
+    lines = ",\n  ".join(json.dumps(run) for run in runs)
+    file.write_text(f'{{"runs": [\n  {lines}\n ]}}\n', "utf-8")
+
+
+if __name__ == "__main__":
+    main()
