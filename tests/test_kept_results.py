@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from benchmarks import kept
+from benchmarks import kept, recipe
+from gradmem.board.entries import ENTRIES
+from gradmem.board.plan import Cell, Column, Conditions, final_seeds
 
 
 @pytest.mark.parametrize("page", kept.PAGES, ids=lambda page: page.stem)
@@ -34,3 +36,36 @@ def test_other_results_make_another_table(tmp_path, monkeypatch):
     assert kept.with_tables(before) == before
     monkeypatch.setattr(kept, "ROOT", tmp_path)
     assert kept.with_tables(page) != before
+
+
+RECIPES = kept.ROOT / "results/recipe"
+
+
+def test_what_was_tried_for_the_recipe_is_in_its_table():
+    runs = json.loads((RECIPES / "recipe-mnist.json").read_text("utf-8"))["runs"]
+    assert (RECIPES / "recipe-mnist.md").read_text("utf-8") == recipe.table(runs)
+
+
+@pytest.mark.parametrize("memories", [5120, 500, 200])
+@pytest.mark.parametrize("benchmark", ["mnist-rotations", "mnist-permutations"])
+def test_the_boards_settings_of_steadygem_were_chosen_on_held_out_data(benchmark, memories):
+    """They are among the best, on both benchmarks, and seeds are others than the board's."""
+    grid = dict(ENTRIES["steadygem"].grid(benchmark, memories))
+    settings = {name: value for name, (value,) in grid.items()}
+    runs = json.loads((RECIPES / "recipe-mnist.json").read_text("utf-8"))["runs"]
+    used = {*final_seeds(benchmark), *Cell(Column(benchmark, memories), ENTRIES["gem"]).sweep(
+        Conditions()
+    ).seeds}  # fmt: skip
+    assert not used & {run["seed"] for run in runs}
+    accs = {}
+    for run in runs:
+        if run["memories"] == memories:
+            accs.setdefault(json.dumps(run["settings"], sort_keys=True), []).append(run)
+    means = {
+        key: sum(run["acc"] for run in own) / len(own)
+        for key, own in accs.items()
+        if len({run["benchmark"] for run in own}) == 2
+    }
+    chosen = means[json.dumps(settings, sort_keys=True)]
+    # the noise of one run is 0.003; of equals the one that is best for all sizes was taken
+    assert chosen >= max(means.values()) - 0.003
