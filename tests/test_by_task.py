@@ -10,6 +10,7 @@ import gradmem as gm
 from gradmem.gradients import Criterion, Objective, parameters
 from gradmem.gradients.by_task import ROOM, TaskByTask, once_through, passes, schedule
 from gradmem.gradients.loop import loop_gradients, pass_of
+from gradmem.projection import Projection
 from tests.networks import NETWORKS, build, memories
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
@@ -124,3 +125,90 @@ def test_a_step_that_violates_nothing_takes_one_pass_for_each_task(tasks, monkey
             torch.testing.assert_close(w.grad, same.grad, rtol=1e-4, atol=1e-6)
         made.clear()
     assert ROOM == 5
+
+
+class Counting(nn.Module):
+    """Moves a buffer in every pass, which its outputs depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.register_buffer("passed", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.passed += 1
+        return self.layer(x)
+
+
+def filled(network, tasks, **options):
+    """A memory of several tasks, and a gradient that violates all of them."""
+    memory = gm.GradientMemory(network, memories=4, margin=0.0, **options)
+    generator = torch.Generator().manual_seed(1)
+    for t in range(tasks):
+        x = torch.randn(4, 6, generator=generator)
+        memory.add(x, t, torch.randint(5, (4,), generator=generator))
+    G = memory.gradients()
+    for w, part in zip(
+        network.parameters(), (-G.sum(0)).split([w.numel() for w in network.parameters()]),
+        strict=True,
+    ):  # fmt: skip
+        w.grad = part.view_as(w).clone()
+    return memory
+
+
+def test_passes_that_are_made_again_leave_no_trace_in_buffers():
+    network = Counting()
+    memory = filled(network, 7, gradients="gram")
+    before, place = float(network.passed), network.passed.data_ptr()
+    memory.project_("now")
+    assert float(network.passed) == before + 7
+    assert network.passed.data_ptr() == place
+
+
+def test_a_task_without_a_weight_is_not_gone_through_for_the_sum(monkeypatch):
+    network = gm.mlp([6, 9, 5], seed=0)
+    memory = filled(network, 7, gradients="gram")
+    found = memory.engine.at(memory.others("now"))
+    made = []
+    found.one_pass = lambda *args: (made.append(args), pass_of(*args))[1]
+    z = torch.randn(sum(w.numel() for w in network.parameters()))
+    found.products(z)
+    gone = schedule(7).gone
+    made.clear()
+    v = torch.ones(7)
+    v[gone[0]] = 0
+    found.combine(v)
+    assert len(made) == len(gone) - 1
+
+
+@pytest.mark.parametrize("tasks", [3, 7, 12])
+def test_an_autocast_of_the_callers_does_not_touch_the_projection(tasks):
+    torch.manual_seed(0)
+    network = gm.mlp([6, 9, 5], seed=0)
+    found = []
+    for outer in (False, True):
+        memory = filled(network, tasks, gradients="gram")
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            memory.project_("now")
+        assert memory.last.violated
+        found.append(torch.cat([w.grad.flatten() for w in network.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_a_gradient_that_is_infinite_is_found_though_nothing_is_violated():
+    project = Projection(0.0)
+
+    class Rows:
+        def look(self, z):
+            return torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0])
+
+        def square(self, z):
+            return z.square().sum()
+
+        def products(self, z):
+            GGt = torch.tensor([[float("inf"), 0.0], [0.0, 1.0]], dtype=torch.float64)
+            return GGt, self.look(z)[0].double()
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        project(torch.ones(3), Rows())

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -239,6 +240,40 @@ def test_a_network_that_hands_tensors_on_behind_its_modules_is_refused():
     memory.model(torch.randn(4, 6)).sum().backward()
     with pytest.raises(ValueError, match='"loop" takes any'):
         memory.project_(1)
+
+
+def test_a_network_that_cannot_be_cut_goes_task_by_task_however_many_there_are():
+    """With "auto" and no room for G: the same gradients as the loop, and a word about it, once."""
+    torch.manual_seed(0)
+
+    class Cleared(Hidden):
+        def forward(self, x):
+            out = super().forward(x)
+            self.first.gave = None
+            return out
+
+    network = Cleared()
+    p = sum(w.numel() for w in network.parameters())
+    memory = gm.GradientMemory(network, memories=4, memory_limit=8 * p, margin=0.0)
+    other = gm.GradientMemory(copy.deepcopy(network), memories=4, gradients="loop", margin=0.0)
+    said = []
+    for t in range(12):
+        x, y = torch.randn(4, 6), torch.randint(5, (4,))
+        for one in (memory, other):
+            (-F.cross_entropy(one.model(x), y)).backward()
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                one.project_(t)
+            said += [str(warning.message) for warning in found]
+            one.add(x, t, y)
+        grads = [[w.grad.clone() for w in one.model.parameters()] for one in (memory, other)]
+        for w, same in zip(*grads, strict=True):
+            torch.testing.assert_close(w, same, rtol=1e-4, atol=1e-6)
+        memory.model.zero_grad()
+        other.model.zero_grad()
+    assert memory.engine.method == "gram"
+    assert len(said) == 1
+    assert "tasks go one by one" in said[0]
 
 
 def trained(network, gradients, stack, optimizer=None, **options):

@@ -397,3 +397,6 @@ def test_batches_in_a_row_are_those_one_by_one(kind):
     _same(*(learner.state_dict() for learner in learners), "in a row")
     with pytest.raises(ValueError, match="batch_size must be"):
         learner.observe_each(x, "a", y, 0)
+    for t in (None, ["a"] * 23):
+        with pytest.raises(TypeError, match="t must be one task's descriptor"):
+            learner.observe_each(x, t, y, 5)

@@ -5,6 +5,7 @@ import torch
 
 import gradmem as gm
 from gradmem.memory import EpisodicMemory
+from gradmem.memory.policies.last import Last
 
 
 def add(memory, t, first, n):
@@ -321,3 +322,27 @@ def test_memory_that_is_kept_elsewhere_is_moved_to_where_it_is_used(kind):
         assert stack.x.data_ptr() == again.x.data_ptr()  # what a CUDA graph refers to
         rows = there.memory._places[0][0]
         assert stack.x.data_ptr() != rows.x.data_ptr()
+
+
+@pytest.mark.parametrize("keep", ["last", "first"])
+@pytest.mark.parametrize("n", [3, 7, 46])
+def test_many_examples_at_once_lie_where_they_would_one_by_one(keep, n):
+    states = []
+    for size in (1, n):
+        memory = gm.EpisodicMemory(20, keep=keep)
+        x, y = torch.arange(13 + n, dtype=torch.float32)[:, None], torch.arange(13 + n)
+        memory.add(x[:13], "a", y[:13])
+        assert memory.takes_many("a")
+        for some in torch.arange(13, 13 + n).split(size):
+            memory.add(x[some], "a", y[some])
+        states.append(memory.stacks(["a"])[0].x.clone())
+    assert torch.equal(*states)
+
+
+def test_what_a_policy_can_do_with_many_is_its_own_word():
+    class Picky(Last):
+        name = "picky"
+
+    memory = gm.EpisodicMemory(20, keep=Picky())
+    memory.add(torch.zeros(2, 1), "a", torch.zeros(2))
+    assert not memory.takes_many("a")

@@ -13,6 +13,7 @@ import gradmem as gm
 from gradmem.gradients.flat import loss_gradient, parameters
 from gradmem.learners import one_by_one
 from gradmem.memory.policies import POLICIES
+from gradmem.memory.policies.first import First
 
 LR = 0.1
 
@@ -197,28 +198,23 @@ def test_rehearsing_is_the_same_by_every_way(gradients, constraints):
     assert not torch.allclose(found[0], weights(plain.network), rtol=1e-3)
 
 
-class Doubled(gm.GEM):
-    def loss(self, x, t, y, mask=None):
-        return 2 * super().loss(x, t, y, mask)
+def summed(outputs, y):
+    return F.cross_entropy(outputs, y, reduction="none") + outputs.square().sum(1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "loss"), [(gm.GEM, nn.CrossEntropyLoss(label_smoothing=0.2)), (Doubled, None)]
-)
-def test_rehearsing_takes_any_loss(kind, loss):
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.2), summed])
+def test_rehearsing_takes_any_loss_of_outputs(loss):
     """What joins a mini-batch counts as much as the mini-batch, however many there are."""
-    learner = kind(network(), lr=LR, memories=8, rehearse=100, margin=0.0, loss=loss)
+    learner = gm.GEM(network(), lr=LR, memories=8, rehearse=100, margin=0.0, loss=loss)
     model, memory = network(), {}
 
     def gradient(x, y):
-        value = F.cross_entropy(model(x), y) * 2 if loss is None else loss(model(x), y)
-        return loss_gradient(value, parameters(model))
+        return loss_gradient(loss(model(x), y).mean(), parameters(model))
 
     for step, t in enumerate("aabba"):
         x, y = batch(step)
         found = learner.observe(x, t, y)
-        expected = F.cross_entropy(model(x), y) * 2 if loss is None else loss(model(x), y)
-        torch.testing.assert_close(found, expected.detach())
+        torch.testing.assert_close(found, loss(model(x), y).mean().detach())
         g = gradient(x, y)
         if t in memory:
             everything = [torch.cat(parts) for parts in zip(*memory.values(), strict=True)]
@@ -232,6 +228,42 @@ def test_rehearsing_takes_any_loss(kind, loss):
         before = memory.get(t, (x[:0], y[:0]))
         memory[t] = [torch.cat(pair)[-8:] for pair in zip(before, (x, y), strict=True)]
         torch.testing.assert_close(weights(learner.network), weights(model))
+
+
+def test_a_loss_of_ones_own_is_given_one_task_and_refuses_to_rehearse():
+    class Doubled(gm.GEM):
+        def loss(self, x, t, y, mask=None):
+            return 2 * super().loss(x, t, y, mask)
+
+    with pytest.raises(ValueError, match="rehearse must be 0 with a loss of one's own, got 5"):
+        Doubled(network(), rehearse=5)
+    Doubled(network())
+
+
+def test_nothing_is_rehearsed_where_nothing_is_kept():
+    class Nothing(First):
+        name = "nothing"
+
+        def places(self, row, n, generator):
+            return iter(())
+
+    both = [gm.GEM(network(), lr=LR, keep=Nothing(), rehearse=n) for n in (0, 5)]
+    for learner in both:
+        for step in range(3):
+            x, y = batch(step)
+            learner.observe(x, "a", y)
+    assert torch.equal(*(weights(learner.network) for learner in both))
+
+
+def test_a_state_without_logits_is_none_of_a_learner_that_matches_them():
+    old, new = gm.SoftGEM(network(), match=0.0), gm.SoftGEM(network(), match=0.5)
+    x, y = batch(0)
+    old.observe(x, "a", y)
+    state = old.state_dict()
+    state["settings"].pop("match", None)  # of before there was such a setting
+    with pytest.raises(ValueError, match="match must be 0, for the memory has no logits"):
+        new.load_state_dict(state)
+    new.observe(x, "a", y)
 
 
 def test_what_is_rehearsed_is_drawn_from_all_tasks_and_counted():

@@ -259,11 +259,19 @@ def test_a_worker_that_dies_is_its_runs_failure_and_the_rest_goes_on(tmp_path):
     assert len(done.runs) == 1
 
 
+def behind(error):
+    """An error that was raised because of another one."""
+    raised = ValueError("the state does not fit this learner")
+    raised.__cause__ = error
+    return raised
+
+
 @pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        behind(torch.OutOfMemoryError("CUDA out of memory.")),
     ],
 )
 @pytest.mark.parametrize("times", [1, 100])

@@ -118,9 +118,9 @@ class GradientMemory:
         parameters, "gram" takes inner products alone, and no memory for a gradient per task.
     graphs
         On a GPU, whether passes over single tasks' memories become CUDA graphs where starting their
-        kernels takes longer than running them. A recording repeats what the model did when it was
-        made: turn it off if the model's `forward` does something else from time to time, beyond
-        train and eval mode.
+        kernels takes longer than running them. A recording repeats what was computed when it was
+        made: turn it off if the model's `forward`, the loss or the transform does something else
+        from time to time, or with other numbers, beyond train and eval mode.
 
     Examples
     --------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradmem.cuda.copies import copy_in_turn, copy_together
-from gradmem.trees import Tree, leaves, tree_map
+from gradmem.trees import Tree, kind, leaves, tree_map
 
 __all__ = ["GraphedSteps", "Step"]
 
@@ -142,7 +142,8 @@ class GraphedSteps:
         """
         torch.cuda.synchronize()
         with _no_collection(), torch.cuda.stream(_recorded_stream(torch.cuda.current_device())):
-            graph.capture_begin(pool=self._pool)
+            # Other threads, such as one that pins a loader's batches, may use the GPU meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 return step(*own)
             finally:
@@ -170,7 +171,9 @@ def _loss(kept: tuple[Any, ...]) -> Tensor | None:
 
 
 def _shapes(tree: Tree) -> tuple[Any, ...]:
-    return tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
+    """Equal for trees that can be copied to each other, leaf by leaf."""
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
+    return shapes if isinstance(tree, Tensor) else (kind(tree), *shapes)
 
 
 @cache

@@ -155,7 +155,7 @@ class _Run:
         self.in_a_row = (
             self.on_gpu
             and isinstance(learner, Learner)
-            and type(learner).observe is Learner.observe
+            and getattr(learner.observe, "__func__", None) is Learner.observe
             and learner.boundaries is None
             and not (every or hooks["on_batch"] or checkpoint)
         )

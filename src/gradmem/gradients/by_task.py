@@ -3,25 +3,27 @@
 One task's pass comes after another, as in a plain loop, and `ROOM` rows of G are held. The first
 time through all tasks gives Gg: if no constraint is violated, that is all there is to know. If one
 is, tasks whose rows were not held at the same time are gone through again, until all pairs have
-met; for Gᵀv, those whose rows are gone at the end. With 7 tasks that is 11 passes, with 9 it is 17:
-two for each task. From there on the passes side by side of `gram.py` cost less.
+met; for Gᵀv, those with a weight whose rows are gone at the end. With 7 tasks that is 11 passes at
+most, with 9 it is 17: two for each task. From there on the passes side by side of `gram.py` cost
+less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gradmem.cuda.devices import current_device
+from gradmem.gradients.again import Restore, buffers_put_back, drawn_again
 from gradmem.gradients.flat import parameters, split
 from gradmem.gradients.loop import Pass, batches_of, pass_of
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import computing_in
-from gradmem.gradients.segments import as_it_was
 from gradmem.memory.stack import Stack
 from gradmem.projection.blocks import products_with
 
@@ -47,7 +49,7 @@ class Schedule(NamedTuple):
 
 
 def passes(k: int) -> int:
-    """How many passes a step with k tasks takes if it violates a constraint.
+    """How many passes a step with k tasks takes at most if it violates a constraint.
 
     Examples
     --------
@@ -144,7 +146,7 @@ class TaskByTask:
             self._z, self._is_whole = z, False
             self._rows = z.new_empty((min(k, self._room), len(z)))
             self._owners: dict[int, int] = {}  # place → task
-            self._again: dict[int, Callable[[], Any]] = {}  # draws a task's random numbers again
+            self._again: dict[int, Restore] = {}  # draws a task's random numbers again
             self._GGt, self._Gz = (
                 torch.zeros(shape, dtype=torch.float64, device=z.device) for shape in ((k, k), k)
             )
@@ -164,17 +166,23 @@ class TaskByTask:
             row = self._pass(i, self._rows[place])
             self._owners[place] = i
             tasks = [self._owners[other] for other in range(len(self._owners))]
-            *among, own = products_with(self._rows[: len(tasks)], row).unbind()
-            for j, product in zip(tasks, among, strict=True):
-                self._GGt[i, j] = self._GGt[j, i] = own if i == j else product
-            if z is not None:
-                self._Gz[i] = products_with(row[None], z)[0]
+            with current_device(row.device):
+                *among, own = products_with(self._rows[: len(tasks)], row).unbind()
+                for j, product in zip(tasks, among, strict=True):
+                    self._GGt[i, j] = self._GGt[j, i] = own if i == j else product
+                if z is not None:
+                    self._Gz[i] = products_with(row[None], z)[0]
 
     def _pass(self, i: int, row: Tensor) -> Tensor:
         """Write the gradient of a task into a row; the second time, with the same dropout."""
-        again = self._again.get(i, nullcontext)
-        self._again.setdefault(i, as_it_was(self.objective.network))
-        with again(), torch.enable_grad(), computing_in(self.precision, row.device):
+        with ExitStack() as blocks:
+            if (again := self._again.get(i)) is None:
+                self._again[i] = drawn_again(row.device)
+            else:
+                blocks.enter_context(again())
+                blocks.enter_context(buffers_put_back(self.objective.network))
+            blocks.enter_context(torch.enable_grad())
+            blocks.enter_context(computing_in(self.precision, row.device))
             self.one_pass(self.objective, self._batches[i], row)
         if self._left_out:
             for w, part in zip(self.weights, split(row, self.weights), strict=True):
@@ -188,12 +196,13 @@ class TaskByTask:
         out, v = self._z.clone(), v.to(self._GGt)
         tasks = [self._owners[place] for place in range(len(self._owners))]
         shares = v[tasks].to(self._rows.dtype)
-        out += shares @ self._rows[: len(tasks)]
-        for i in (i for i in range(len(self)) if i not in tasks):
-            # its place is needed no more: what was there is added
-            row = self._pass(i, self._rows[0])
-            self._owners[0] = i
-            out.addcmul_(row, v[i].to(row.dtype))
+        with computing_in("fp32", out.device):  # whatever the caller computes in
+            out += shares @ self._rows[: len(tasks)]
+        for i in v.nonzero()[:, 0].tolist():
+            if i not in tasks:  # the first place is needed no more: what was there is added
+                row = self._pass(i, self._rows[0])
+                self._owners[0] = i
+                out.addcmul_(row, v[i].to(row.dtype))
         self._Gz = self._Gz + self._GGt @ v
         self._z = out
         return out

@@ -91,6 +91,7 @@ class MemoryGradients:
         #: Whether a pass changes the network's running statistics.
         self.moves_buffers = mixes_examples(self.objective.network)
         self._segments: Segments | None = None
+        self._uncut: ValueError | None = None  # why it has none
         #: What the last steps with "gram" were like.
         self.outlook = Outlook()
         vars(self).pop("most_stored", None)
@@ -115,7 +116,7 @@ class MemoryGradients:
         """
         if self.stores(stacks):
             return self(stacks)
-        if self._goes_by_task(sum(map(len, stacks))):
+        if self._goes_by_task(sum(map(len, stacks))) or not self._cuts_well(stacks):
             return TaskByTask(self.objective, stacks, self.precision, self._passes)
         return GramGradients(
             self.objective,
@@ -129,8 +130,7 @@ class MemoryGradients:
     def stores(self, stacks: list[Stack]) -> bool:
         """Whether G is stored for these tasks."""
         k = sum(map(len, stacks))
-        changes = self._asked == "auto" and self.method != "gram" and k > self.most_stored
-        if changes and (self._goes_by_task(k) or self._cuts_well(stacks)):
+        if self._asked == "auto" and self.method != "gram" and k > self.most_stored:
             self.method, self._compute, self._buffer = "gram", None, None
         return self.method != "gram" or not stacks
 
@@ -150,12 +150,16 @@ class MemoryGradients:
         return most // (self.n_parameters * first.itemsize) or math.inf
 
     def _cuts_well(self, stacks: list[Stack]) -> bool:
-        try:
-            self._cut(stacks)
-        except ValueError as error:
-            warnings.warn(f"{error}; G is stored", RuntimeWarning, stacklevel=2)
-            return False
-        return True
+        """Whether the network can be cut into segments; ValueError if "gram" was asked for."""
+        if self._segments is None and self._uncut is None:
+            try:
+                self._cut(stacks)
+            except ValueError as error:
+                if self._asked == "gram":
+                    raise
+                self._uncut = error
+                warnings.warn(f"{error}; tasks go one by one", RuntimeWarning, stacklevel=2)
+        return self._uncut is None
 
     def _cut(self, stacks: list[Stack]) -> Segments:
         """The network in segments, tried once on a few examples."""
@@ -260,22 +264,16 @@ class MemoryGradients:
             if first is None:
                 (loss,) = loop_gradients(self.objective, batch, g)
                 return g[0], loss
-            ((x, t, y, mask),) = batches_of(batch)
+            ((x, _, y, mask),) = batches_of(batch)
+            outputs = self.objective.outputs(x)
             parts = slice(first), slice(first, None)
-            if self.objective.own_loss is None:
-                outputs = self.objective.outputs(x)
-                own, others = (self._loss(outputs, y, mask, part) for part in parts)
-            else:
-                own, others = (
-                    self.objective.loss(take(x, part), t, take(y, part), _mask_of(mask, part))
-                    for part in parts
-                )
+            own, others = (self._loss(outputs, y, mask, part) for part in parts)
             loss_gradient((own + others) / 2, parameters(self.objective.network), out=g[0])
         return g[0], own.detach()
 
     def _loss(self, outputs: Any, y: Tree, mask: Tensor | None, part: slice) -> Tensor:
-        """The mean loss of a part of a batch."""
-        mask = _mask_of(mask, part)
+        """The mean loss of a part of a batch; `mask` is one for all examples, or one for each."""
+        mask = mask if mask is None or mask.ndim == 1 else mask[part]
         return self.objective.criterion.mean(take(outputs, part), take(y, part), mask)
 
     def prepare(self, stacks: list[Stack]) -> None:
@@ -358,11 +356,6 @@ class MemoryGradients:
             capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
             self._buffer = first.detach().new_empty((capacity, self.n_parameters))
         return self._buffer[:k]
-
-
-def _mask_of(mask: Tensor | None, part: slice) -> Tensor | None:
-    """The mask of a part of a batch: one for all examples, or one for each."""
-    return mask if mask is None or mask.ndim == 1 else mask[part]
 
 
 def _check_method(method: str, objective: Objective) -> None:

@@ -240,8 +240,9 @@ class GramGradients:
         z, GGt, Gz = self._known
         out = z.clone()
         v = v.to(GGt)
-        for block, rows in self._rows.items():
-            out[block.start : block.stop] += v.to(rows.dtype) @ rows
+        with computing_in("fp32", out.device):  # whatever the caller computes in
+            for block, rows in self._rows.items():
+                out[block.start : block.stop] += v.to(rows.dtype) @ rows
         parts = dict(zip(self.weights, split(out, self.weights), strict=True))
         with torch.enable_grad(), computing_in(self.precision, out.device):
             for place, call in self._again:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,22 @@ from torch import Tensor, nn
 
 from gradmem.cuda.devices import is_recording
 from gradmem.cuda.graphs import GraphedSteps
+from gradmem.gradients.again import buffers_put_back
 from gradmem.gradients.loop import Batch, pass_of
 from gradmem.gradients.objective import Objective
-from gradmem.trees import Tree, leaves
+from gradmem.trees import Tree, kind, size
 
 __all__ = ["RecordedPasses"]
 
 #: A pass is recorded if the host needs more than this share of its time to start it: the GPU then
 #: waits for the host now and then.
 SHARE = 0.4
-#: How far the gradient of a recorded pass may be from that of the pass itself, by its length.
-TOLERANCE = 0.02
+#: How far the gradient of a recorded pass may be from that of the pass itself, by its length: in
+#: single precision, and in half precision, where other kernels may be chosen.
+TOLERANCE, HALF_TOLERANCE = 1e-3, 0.02
+#: Kinds of passes that are known. Beyond them it starts again: most are no longer in use, as those
+#: of memories that have become smaller.
+KINDS = 64
 
 
 class RecordedPasses:
@@ -52,7 +57,8 @@ class RecordedPasses:
     def forget(self) -> None:
         """Start again: what was recorded is no longer in use."""
         self._graphed = GraphedSteps(self.enabled)
-        self._next: dict[Hashable, Any] = {}  # what the next pass of a kind is
+        #: How the next pass of a kind is made. Functions, since bound methods would be a cycle.
+        self._next: dict[Hashable, Callable[..., Tensor]] = {}
         self._row: Tensor | None = None
 
     def __call__(self, objective: Objective, batch: Batch, out: Tensor) -> Tensor:
@@ -61,12 +67,14 @@ class RecordedPasses:
         if not records or objective.own_loss is not None or _has_hooks(objective.network):
             return pass_of(objective, batch, out)
         key = _kind(objective, batch)
-        step = self._next.get(key, self._first)
-        loss: Tensor = step(key, objective, batch, out)
-        return loss
+        if key is None:
+            return pass_of(objective, batch, out)
+        return self._next.get(key, RecordedPasses._first)(self, key, objective, batch, out)
 
     def _first(self, key: Hashable, objective: Objective, batch: Batch, out: Tensor) -> Tensor:
-        self._next[key] = self._timed
+        if len(self._next) >= KINDS:
+            self.forget()
+        self._next[key] = RecordedPasses._timed
         return pass_of(objective, batch, out)
 
     def _timed(self, key: Hashable, objective: Objective, batch: Batch, out: Tensor) -> Tensor:
@@ -77,29 +85,35 @@ class RecordedPasses:
         started = time.perf_counter() - start
         torch.cuda.synchronize(out.device)
         worth = started > SHARE * (time.perf_counter() - start)
-        self._next[key] = self._recorded if worth else self._never
+        self._next[key] = RecordedPasses._recorded if worth else RecordedPasses._never
         return loss
 
     def _never(self, key: Hashable, objective: Objective, batch: Batch, out: Tensor) -> Tensor:
         return pass_of(objective, batch, out)
 
     def _recorded(self, key: Hashable, objective: Objective, batch: Batch, out: Tensor) -> Tensor:
-        """A pass as it is, then its recording, which must give the same."""
-        self._next[key] = self._never
+        """A pass as it is, then its recording, which must give the same and leaves no trace."""
         before = _random_states()
         loss = self._replayed(key, objective, batch, out)  # as it is: the first with this key
+        if not out.isfinite().all():  # what can be said of it is said elsewhere
+            return loss
+        self._next[key] = RecordedPasses._never
         if not _are_same(before, _random_states()):
             return loss
         again = torch.empty_like(out)
-        self._replayed(key, objective, batch, again)
+        with torch.random.fork_rng([out.device]), buffers_put_back(objective.network):
+            self._replayed(key, objective, batch, again)
         if not self._graphed.enabled:  # it could not be recorded, which was said
             return loss
         off = float((again - out).norm() / out.norm().clamp(min=torch.finfo(out.dtype).tiny))
-        if off <= TOLERANCE or _drops_out(objective.network):
-            self._next[key] = self._replayed
+        halved = torch.is_autocast_enabled("cuda") or out.itemsize < 4
+        most = HALF_TOLERANCE if halved else TOLERANCE
+        if off <= most or _drops_out(objective.network):
+            self._next[key] = RecordedPasses._replayed
             torch.cuda.empty_cache()  # what passes took outside of the recording
         else:
-            self._graphed.enabled = False
+            self.enabled = False
+            self.forget()
             warnings.warn(
                 "a pass of this network gives another gradient as a CUDA graph (by "
                 f"{off:.1g} of its length): its passes are not recorded",
@@ -125,20 +139,23 @@ class RecordedPasses:
         return loss
 
 
-def _kind(objective: Objective, batch: Batch) -> Hashable:
-    """What a recording depends on."""
+def _kind(objective: Objective, batch: Batch) -> Hashable | None:
+    """What a recording depends on; None where that cannot be told."""
     network = objective.network
     modes = tuple(part.training for part in network.modules())
-    places = tuple(w.data_ptr() for w in network.parameters())
+    places = tuple(w.data_ptr() for w in (*network.parameters(), *network.buffers()))
+    if 0 in places:  # a tensor that hides where it is
+        return None
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     x, _, y, mask = batch
-    given = tuple((leaf.shape, leaf.dtype) for leaf in (*leaves(x), *leaves(y)))
-    return modes, places, autocast, given, mask is None
+    return modes, places, autocast, kind(x), kind(y), size(x), mask is None
 
 
 def _has_hooks(network: nn.Module) -> bool:
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(part, name) for part in network.modules() for name in names)
+    everywhere = (getattr(nn.modules.module, f"_global{name}") for name in names)
+    own = (getattr(part, name) for part in network.modules() for name in names)
+    return any(everywhere) or any(own)
 
 
 def _drops_out(network: nn.Module) -> bool:

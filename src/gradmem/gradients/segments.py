@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["Call", "Pass", "Segments", "as_it_was", "cuts"]
+from gradmem.gradients.again import as_it_was
+
+__all__ = ["Call", "Pass", "Segments", "cuts"]
 
 #: A segment has at most this share of the parameters, if its module can be cut further.
 SHARE = 1 / 8
@@ -274,7 +276,7 @@ class Segments:
             parts[i] = parts[i].detach().requires_grad_()
         keep = self.limit is None or self.kept < self.limit or _is_hooked()
         compute = partial(self._compute, forward, parts, tree)
-        restored = as_it_was(module) if not keep else None
+        restored = as_it_was(module, self.weights[0].device) if not keep else None
         with torch.set_grad_enabled(keep), self._counting(module, parts, keep):
             output = compute()
         flat, shape = tree_flatten(output)
@@ -338,28 +340,6 @@ class Segments:
         with saved_tensors_hooks(note, lambda tensor: tensor):
             yield
         self._bytes[key] = self.kept - before
-
-
-def as_it_was(module: nn.Module) -> Callable[[], Any]:
-    """What makes a module compute again what it computes now: random numbers and buffers."""
-    state = torch.get_rng_state()
-    tensor = next(module.parameters(), None)
-    device = tensor.device if tensor is not None and tensor.is_cuda else None
-    on_device = None if device is None else torch.cuda.get_rng_state(device)
-
-    @contextmanager
-    def restored() -> Iterator[None]:
-        with ExitStack() as undo, torch.random.fork_rng([] if device is None else [device]):
-            for part in module.modules():
-                for name, buffer in part.named_buffers(recurse=False):
-                    undo.callback(part._buffers.__setitem__, name, buffer)
-                    part._buffers[name] = buffer.clone()
-            torch.set_rng_state(state)
-            if device is not None and on_device is not None:
-                torch.cuda.set_rng_state(on_device, device)
-            yield
-
-    return restored
 
 
 def _is_hooked() -> bool:

@@ -77,7 +77,8 @@ class GEM(Learner):
     rehearse
         Remembered examples, of all tasks and the current one alike, that join the mini-batch in
         each step, drawn anew; 0 in the paper. The gradient that is projected is then the mean of
-        the mini-batch's and of theirs, however many they are. For one process.
+        the mini-batch's and of theirs, however many they are. A task's first mini-batch is learned
+        alone. For one process.
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed, bounds on the memory that takes, and their
         precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
@@ -139,6 +140,8 @@ class GEM(Learner):
         self.rehearse = non_negative_int("rehearse", rehearse)
         if self.rehearse and self.processes is not None:
             raise ValueError(f"rehearse must be 0 for several processes, got {rehearse!r}")
+        if self.rehearse and self.has_own_loss:  # it is given one task, and these are of several
+            raise ValueError(f"rehearse must be 0 with a loss of one's own, got {rehearse!r}")
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
@@ -180,14 +183,15 @@ class GEM(Learner):
         """Some memories of all tasks whose examples are of task t's kind: x, y, masks if any."""
         if not self.rehearse or t not in self.memory:
             return ()
-        (some,) = self.memory.sample(self.memory.like(t), self.rehearse, self.masks)
-        return some
+        found = self.memory.sample(self.memory.like(t), self.rehearse, self.masks)
+        return found[0] if found else ()
 
     def remember(self, x: Tree, t: Hashable, y: Tree) -> None:
         self.memory.put(x, t, self.remembered(x, t, y), self.mask(t))
 
     def repeats(self, t: Hashable) -> bool:
-        same = type(self).learn is GEM.learn and type(self).remembered is GEM.remembered
+        names = ("learn", "rehearsed", "remember", "remembered")
+        same = all(getattr(type(self), name) is getattr(GEM, name) for name in names)
         return same and not self.rehearse and self.memory.takes_many(t)
 
     def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:

@@ -142,18 +142,22 @@ class Observing(Predicting):
         (3, 25)
         """
         positive_int("batch_size", batch_size)
+        if t is None or is_mixed(t):
+            raise TypeError(f"t must be one task's descriptor, got {t!r}")
         loss, start, n = None, 0, size(y)
-        while start < n:
-            part = slice(start, start + batch_size)
-            costs = self.updates, self.example_gradients
-            loss = self.observe(take(x, part), t, take(y, part), check=check)
-            start += batch_size
-            whole = (n - start) // batch_size * batch_size
-            if whole > 0 and not check and self._can_repeat(t):
-                rest = slice(start, start + whole)
-                with self._lock, uninterrupted(), current_device(self.device):
-                    self._repeat(take(x, rest), t, take(y, rest), batch_size, costs)
-                start += whole
+        with self._lock:
+            while start < n:
+                part = slice(start, start + batch_size)
+                costs = self.updates, self.example_gradients
+                repeats = self.repeats(t)  # before the step, after which memories may move
+                loss = self.observe(take(x, part), t, take(y, part), check=check)
+                start += batch_size
+                whole = (n - start) // batch_size * batch_size
+                if whole > 0 and not check and repeats and self._can_repeat(t):
+                    rest = slice(start, start + whole)
+                    with uninterrupted(), current_device(self.device):
+                        self._repeat(take(x, rest), t, take(y, rest), batch_size, costs)
+                    start += whole
         return loss
 
     def repeats(self, t: Hashable) -> bool:
@@ -168,7 +172,8 @@ class Observing(Predicting):
         """Whether the last step can be taken again with other examples and nothing else."""
         plain = not (self._waits or self.is_random or self._schedules or self.grow)
         alone = self.glances == 1 and self.describing.size is None
-        return self.graphed.can_repeat and plain and alone and self.repeats(t)
+        usual = type(self).observe is Observing.observe
+        return self.graphed.can_repeat and plain and alone and usual and self.repeats(t)
 
     def _repeat(self, x: Tree, t: Hashable, y: Tree, n: int, costs: tuple[int, int]) -> None:
         """Learn from mini-batches of n examples as by the last step, before which costs were so."""

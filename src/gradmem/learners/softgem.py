@@ -139,6 +139,11 @@ class SoftGEM(GEM):
         self.constraints.memory = self.memory
         return super().learn(x, t, {"label": y, **answers})
 
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if self.match and any("logits" not in dict(kind_y) for _, kind_y in self.memory.kinds):
+            raise ValueError(f"match must be 0, for the memory has no logits; got {self.match!r}")
+
     def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
         logits = masked(self.evaluated(x, t, live=self.teacher == "network"), self.mask(t))
         answers = torch.softmax(logits / self.temperature, 1)

@@ -178,7 +178,7 @@ class Projection:
 
     def _holds(self, Gg: Tensor, squares: Tensor, gg: Tensor) -> bool:
         """Whether no constraint is violated: then `last` says so."""
-        if not bool((Gg >= 0).all()):  # what is not a number goes the long way
+        if not bool((Gg >= 0).all() & squares.isfinite().all()):  # bad numbers go the long way
             return False
         self.last = Projected((Gg / (squares * gg).sqrt()).nan_to_num(), torch.zeros_like(Gg))
         return True

@@ -66,7 +66,11 @@ class Compute:
             self._learner = None  # its state is unknown after an error
             failed = Failed.of(error)
             _require_device(experiment.device, failed)
-            return Died(f"a GPU's memory was full, {failed.message}") if _is_full(error) else failed
+            if not _is_full(error):
+                return failed
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return Died(f"a GPU's memory was full, {failed.message}")
         described: dict[str, Any] = plain(result.described(plain(experiment.config())))
         return described
 
@@ -183,11 +187,13 @@ def _stored(store: Store, experiment: Experiment, answer: dict[str, Any] | Faile
     return store.finish(experiment, answer)
 
 
-def _is_full(error: Exception) -> bool:
-    """Whether an error says that a GPU's memory did not suffice, in any of the ways it is said."""
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, says that a GPU's memory did not suffice."""
+    if error is None:
+        return False
     words = ("out of memory", "ALLOC_FAILED")
     said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return isinstance(error, torch.OutOfMemoryError) or said
+    return isinstance(error, torch.OutOfMemoryError) or said or _is_full(error.__cause__)
 
 
 def _require_device(device: str, failed: Failed) -> None:

@@ -19,7 +19,7 @@ class Last(Policy):
 
     def places(self, row: Row, n: int, generator: Generator) -> Iterator[tuple[slice, int]]:
         start = max(0, n - row.size)
-        slot = (row.oldest + row.count) % row.size
+        slot = (row.oldest + row.count + start) % row.size  # where one by one would have put it
         full = row.count + n >= row.size
         while start < n:
             stop = min(n, start + row.size - slot)
