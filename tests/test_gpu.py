@@ -299,6 +299,42 @@ def test_only_what_repeats_is_taken_in_a_row():
         learner.settle()
 
 
+class Scaled(gm.Single):
+    def learn(self, x, t, y):
+        return super().learn(2 * x, t, y)
+
+
+def test_a_learner_that_does_more_than_its_base_is_not_taken_in_a_row():
+    x, y = torch.randn(60, 6, device="cuda"), torch.arange(60, device="cuda") % 6
+    ends = []
+    for in_a_row in (False, True):
+        learner = Scaled(gm.mlp([6, 8, 6], seed=0).cuda())
+        if in_a_row:
+            learner.observe_each(x, 0, y, 10, check=False)
+        else:
+            for some in torch.arange(60, device="cuda").split(10):
+                learner.observe(x[some], 0, y[some], check=False)
+        ends.append(torch.cat([w.detach().flatten() for w in learner.network.parameters()]))
+    assert torch.equal(*ends)
+
+
+def test_more_examples_than_memories_in_a_row_lie_as_one_by_one():
+    """Sums over the memories run in the same order: equal to the last bit."""
+    ends = []
+    for in_a_row in (False, True):
+        learner = gm.GEM(gm.mlp([6, 8, 6], seed=0).cuda(), memories=7)
+        for t in range(3):
+            x = torch.linspace(-1, 1, 60 * 6, device="cuda").view(60, 6) + t
+            y = torch.arange(60, device="cuda") % 6
+            if in_a_row:
+                learner.observe_each(x, t, y, 4, check=False)
+            else:
+                for some in torch.arange(60, device="cuda").split(4):
+                    learner.observe(x[some], t, y[some], check=False)
+        ends.append(torch.cat([w.detach().flatten() for w in learner.network.parameters()]))
+    assert torch.equal(*ends)
+
+
 @pytest.mark.parametrize("match", [0.0, 0.5])
 def test_graphs_change_nothing_for_rehearsing_and_matching(match):
     """What a task rehearses grows with its memories, and with it what is recorded."""
@@ -1040,6 +1076,21 @@ def test_recorded_passes_give_what_passes_give(precision, monkeypatch):
     network.eval()  # another kind
     passes(objective, token_batch(0), out)
     assert len(passes._next) == 2
+
+
+def test_a_recording_knows_where_the_buffers_are(monkeypatch):
+    """A buffer that was replaced is read where it is now."""
+    monkeypatch.setattr(recorded, "SHARE", 0.0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)).cuda().eval()
+    objective, passes = Objective(network, Criterion(None)), RecordedPasses()
+    x, y = torch.randn(4, 6, device="cuda"), torch.arange(4, device="cuda")
+    out, expected = torch.empty(2, sum(w.numel() for w in network.parameters()), device="cuda")
+    for step in range(8):
+        if step >= 4:
+            network[1].running_mean = torch.full((8,), float(step), device="cuda")
+        passes(objective, (x, 0, y, None), out)
+        pass_of(objective, (x, 0, y, None), expected)
+        torch.testing.assert_close(out, expected)
 
 
 def test_passes_that_do_something_else_every_time_are_not_recorded(monkeypatch):
