@@ -24,7 +24,7 @@ from torch.optim import SGD, AdamW
 
 import gradmem as gm
 from benchmarks.measure import evaluate, machine
-from gradmem.gradient_memory import CONSTRAINED
+from gradmem.constraints import CONSTRAINED
 from gradmem.gradients import parameters
 from gradmem.gradients.flat import flat
 from gradmem.reports.summary import Estimate

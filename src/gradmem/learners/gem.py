@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradmem.gradient_memory import GradientMemory
+from gradmem.constraints import Constraints
 from gradmem.learners.learner import Learner
 from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
@@ -122,21 +122,19 @@ class GEM(Learner):
     ) -> None:
         super().__init__(network, **common)
         self.memory = memory_of(memory, memories, budget, keep, seed=common.get("seed", 0))
-        self.constraints = GradientMemory(
-            network,
+        self.constraints = Constraints(
+            objective_of(self),
+            self.memory,
+            self.processes,
             margin=margin,
             margin_rule=margin_rule,
             constrain=constrain,
             constraints=constraints,
-            memory=self.memory,
-            objective=objective_of(self),
             gradients=gradients,
             tasks_per_chunk=tasks_per_chunk,
             memory_limit=memory_limit,
             precision=precision,
-            graphs=False,  # a step as a whole is recorded
         )
-        self.processes = self.constraints.processes
         self.rehearse = non_negative_int("rehearse", rehearse)
         if self.rehearse and self.processes is not None:
             raise ValueError(f"rehearse must be 0 for several processes, got {rehearse!r}")
