@@ -15,6 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.checks.same import _same
+from gradmem.checks.toys import (
+    N_CLASSES,
+    N_INPUTS,
+    Counting,
+    Doubling,
+    Joining,
+    Root,
+    dropout_network,
+    shared_modules,
+    task,
+)
 from gradmem.learners import Every, Learner
 from gradmem.networks import conditioned, mlp
 
@@ -22,7 +33,6 @@ __all__ = ["CHECKS", "Make", "check_learner"]
 
 Make = Callable[[nn.Module, int], Learner]
 
-N_INPUTS, N_CLASSES = 4, 3
 #: Descriptors of every kind that is promised to work.
 DESCRIPTORS: tuple[Hashable, ...] = (0, "sort by colour", (1, "b"), 2.5, frozenset({3}))
 
@@ -42,16 +52,16 @@ def check_learner(make: Make) -> None:
 def learns_a_toy_task(make: Make) -> None:
     learner = _new(make)
     for batch in range(60):
-        x, y = _task("a", 10, seed=batch)
+        x, y = task("a", 10, seed=batch)
         learner.observe(x, "a", y)
-    x, y = _task("a", 300, seed=1000)
+    x, y = task("a", 300, seed=1000)
     accuracy = (learner.predict(x, "a") == y).float().mean().item()
     assert accuracy > 0.9, f"accuracy {accuracy:.2f} on a task that is easy to learn"
 
 
 def predicts_before_and_after_training(make: Make) -> None:
     learner = _new(make)
-    x, y = _task("a", 7)
+    x, y = task("a", 7)
     for _ in range(2):
         for t in ("a", "never observed"):
             answer = learner.predict(x, t)
@@ -63,7 +73,7 @@ def predicts_before_and_after_training(make: Make) -> None:
 
 def predicts_without_descriptor_where_outputs_are_shared(make: Make) -> None:
     learner = _new(make)
-    x, y = _task("a", 7)
+    x, y = task("a", 7)
     learner.observe(x, "a", y)
     if learner.shares_outputs:
         assert torch.equal(learner.predict(x), learner.predict(x, "a")), "predict(x) differs"
@@ -74,7 +84,7 @@ def predicts_without_descriptor_where_outputs_are_shared(make: Make) -> None:
 def takes_any_hashable_descriptor(make: Make) -> None:
     learner = _new(make)
     for t in DESCRIPTORS:
-        x, y = _task("a", 5)
+        x, y = task("a", 5)
         learner.observe(x, t, y)
     for t in DESCRIPTORS:
         assert learner.predict(x, t).shape == (5,)
@@ -84,7 +94,7 @@ def survives_a_returning_task(make: Make) -> None:
     learner = _new(make)
     for visit, t in enumerate("abcab"):
         for batch in range(3):
-            x, y = _task(t, 10, seed=10 * visit + batch)
+            x, y = task(t, 10, seed=10 * visit + batch)
             learner.observe(x, t, y)
     _finite(learner)
 
@@ -93,7 +103,7 @@ def takes_batches_of_any_size(make: Make) -> None:
     learner = _new(make)
     for t in "ab":
         for n in (10, 3, 1, 40, 1):
-            x, y = _task(t, n, seed=n)
+            x, y = task(t, n, seed=n)
             learner.observe(x, t, y)
             assert learner.predict(x, t).shape == (n,)
     assert learner.examples == 110, f"counted {learner.examples} examples of 110"
@@ -108,7 +118,7 @@ def takes_batches_of_any_size(make: Make) -> None:
 
 def is_deterministic_from_its_seed(make: Make) -> None:
     """Also with dropout, and whatever happens to the global generator meanwhile."""
-    first, second = (_new(make, network=_dropout_network()) for _ in range(2))
+    first, second = (_new(make, network=dropout_network()) for _ in range(2))
     _train(first)
     torch.rand(17)  # moves the global generator
     _train(second)
@@ -117,18 +127,18 @@ def is_deterministic_from_its_seed(make: Make) -> None:
 
 def leaves_the_global_generator_alone(make: Make) -> None:
     before = torch.get_rng_state()
-    learner = _new(make, network=_dropout_network())
+    learner = _new(make, network=dropout_network())
     _train(learner)
     assert torch.equal(before, torch.get_rng_state()), "the global generator was moved"
 
 
 def predicting_changes_nothing(make: Make) -> None:
-    learner = _new(make, network=_dropout_network())
+    learner = _new(make, network=dropout_network())
     _train(learner)
     before = learner.state_dict()
     modes = [part.training for part in learner.network.modules()]
     for t in ("a", "b", "never observed"):
-        learner.predict(_task("a", 5)[0], t)
+        learner.predict(task("a", 5)[0], t)
     _same(before, learner.state_dict(), "predict changed the learner")
     after = [part.training for part in learner.network.modules()]
     assert modes == after, "predict changed the network's mode"
@@ -136,7 +146,7 @@ def predicting_changes_nothing(make: Make) -> None:
 
 def continues_identically_from_its_state(make: Make) -> None:
     """Through a file, into a learner that started elsewhere; the state is a copy, not a view."""
-    learner = _new(make, network=_dropout_network())
+    learner = _new(make, network=dropout_network())
     _train(learner, "aab")
     state = learner.state_dict()
     file = io.BytesIO()
@@ -146,12 +156,12 @@ def continues_identically_from_its_state(make: Make) -> None:
     expected = learner.state_dict()
 
     for saved in (state, torch.load(file, weights_only=True)):
-        other = _new(make, network=_dropout_network(seed=5), seed=9)
+        other = _new(make, network=dropout_network(seed=5), seed=9)
         _train(other, "c")
         other.load_state_dict(saved)
         _train(other, "bca")
         _same(expected, other.state_dict(), "a restored learner went another way")
-        x = _task("a", 20)[0]
+        x = task("a", 20)[0]
         for t in ("a", "b", "never observed"):
             assert torch.equal(learner.predict(x, t), other.predict(x, t)), f"differs on {t}"
 
@@ -178,7 +188,7 @@ def refuses_another_kind_of_state(make: Make) -> None:
 
 def refuses_bad_input_and_stays_as_it_was(make: Make) -> None:
     learner = _new(make)
-    x, y = _task("a", 6)
+    x, y = task("a", 6)
     for bad, xs, t, ys in _bad_inputs(x, y):  # before it has learned anything …
         _refused(learner, _observe(learner, xs, t, ys), (ValueError, TypeError), bad)
     _train(learner)
@@ -190,7 +200,7 @@ def keeps_to_a_tasks_own_outputs(make: Make) -> None:
     """In training and in prediction; other labels are refused, and a copy knows it, too."""
     learner = _new(make)
     learner.outputs = {"a": (0, 2), "b": (1,)}
-    x, y = _task("a", 40)
+    x, y = task("a", 40)
     mine = y != 1
     for _ in range(3):
         learner.observe(x[mine], "a", y[mine])
@@ -207,7 +217,7 @@ def keeps_to_a_tasks_own_outputs(make: Make) -> None:
 
 def returns_the_loss_of_the_batch(make: Make) -> None:
     learner = _without_noise(_new(make))
-    x, y = _task("a", 8)
+    x, y = task("a", 8)
     learner.observe(x, "a", y)
     with torch.no_grad():
         expected = nn.functional.cross_entropy(learner.module("a")(x), y)
@@ -219,8 +229,8 @@ def returns_the_loss_of_the_batch(make: Make) -> None:
 
 def leaves_modules_as_they_are(make: Make) -> None:
     """Also those that are used twice, and those that replace their buffers as they compute."""
-    for first in (nn.PReLU(), _Counting(N_INPUTS, N_INPUTS)):
-        network = _shared_modules(first)
+    for first in (nn.PReLU(), Counting(N_INPUTS, N_INPUTS)):
+        network = shared_modules(first)
         learner = _new(make, network)
         tensors = [*network.parameters()]
         _train(learner, "aba")
@@ -233,11 +243,11 @@ def leaves_modules_as_they_are(make: Make) -> None:
 
 def remembers_what_came_in(make: Make) -> None:
     """Also if the network changes its inputs in place."""
-    doubling = _Doubling(N_INPUTS, N_INPUTS)
+    doubling = Doubling(N_INPUTS, N_INPUTS)
     learner = _new(make, nn.Sequential(doubling, *mlp([N_INPUTS, 16, N_CLASSES], seed=1)))
     given = []
     for visit, t in enumerate("aabb"):
-        x, y = _task(t, 8, seed=visit)
+        x, y = task(t, 8, seed=visit)
         before = x.clone()
         learner.observe(x, t, y)
         learner.predict(x, t)
@@ -250,13 +260,13 @@ def remembers_what_came_in(make: Make) -> None:
 
 def refuses_a_gradient_that_is_not_finite(make: Make) -> None:
     """The loss may be finite all the same."""
-    root = _Root(N_INPUTS, N_INPUTS, bias=False)
+    root = Root(N_INPUTS, N_INPUTS, bias=False)
     network = nn.Sequential(root, *mlp([N_INPUTS, 16, N_CLASSES], seed=1))
     learner = _without_noise(_new(make, network))
     for t in "ab":
-        x, y = _task(t, 8)
+        x, y = task(t, 8)
         learner.observe(x, t, y)
-    x, y = _task("a", 8)
+    x, y = task("a", 8)
     for t in "ac":
         bad = _observe(learner, torch.zeros_like(x), t, y)
         _refused(learner, bad, (FloatingPointError,), "a gradient that is not finite")
@@ -285,13 +295,13 @@ def takes_inputs_of_any_structure(make: Make) -> None:
     whole = _without_noise(_new(make))
     if not whole.one_network:
         return  # a first layer per task is a first layer of tensors
-    joining = _Joining(mlp([N_INPUTS, 16, 16, N_CLASSES], seed=1))
+    joining = Joining(mlp([N_INPUTS, 16, 16, N_CLASSES], seed=1))
     parts = _without_noise(_new(make, joining))
     for visit, t in enumerate("abcab"):
-        x, y = _task(t, 8, seed=visit)
+        x, y = task(t, 8, seed=visit)
         whole.observe(x, t, y)
         parts.observe({"left": x[:, :1], "right": x[:, 1:]}, t, y)
-    x, _ = _task("a", 50, seed=99)
+    x, _ = task("a", 50, seed=99)
     one, other = (
         learner.forward(given, "a")
         for learner, given in ((whole, x), (parts, {"left": x[:, :1], "right": x[:, 1:]}))
@@ -301,18 +311,18 @@ def takes_inputs_of_any_structure(make: Make) -> None:
 
 def learns_without_labels_as_with_them(make: Make) -> None:
     """`Every` finds the tasks 0, 1, …; half-way through a state."""
-    labelled, unlabelled, other = (_new(make, _dropout_network(), seed) for seed in (0, 0, 9))
+    labelled, unlabelled, other = (_new(make, dropout_network(), seed) for seed in (0, 0, 9))
     for learner in (unlabelled, other):
         learner.boundaries = Every(24)
     for visit, t in enumerate("abc"):
         for batch in range(3):
-            x, y = _task(t, 8, seed=10 * visit + batch)
+            x, y = task(t, 8, seed=10 * visit + batch)
             labelled.observe(x, visit, y)
             unlabelled.observe(x, y=y)
             if (visit, batch) == (1, 1):
                 other.load_state_dict(unlabelled.state_dict())
                 unlabelled = other
-    found = [(task.t, task.first, task.examples) for task in unlabelled.tasks]
+    found = [(one.t, one.first, one.examples) for one in unlabelled.tasks]
     assert found == [(0, 0, 24), (1, 24, 24), (2, 48, 24)], f"Every(24) found {found}"
     state = unlabelled.state_dict()
     state.pop("boundaries")
@@ -321,10 +331,10 @@ def learns_without_labels_as_with_them(make: Make) -> None:
 
 def learns_a_mixed_batch_task_by_task(make: Make) -> None:
     """And predicts one in the order of its examples."""
-    mixed, apart = _new(make, _dropout_network()), _new(make, _dropout_network())
+    mixed, apart = _new(make, dropout_network()), _new(make, dropout_network())
     each = list("abaacb")
     places = {t: [i for i, one in enumerate(each) if one == t] for t in "abc"}
-    x, y = _task("a", len(each))
+    x, y = task("a", len(each))
     losses = [apart.observe(x[i], t, y[i]) for t, i in places.items()]
     loss = mixed.observe(x, each, y)
     assert loss is not None, "observe returned no loss"
@@ -350,10 +360,10 @@ def learns_with_descriptions(make: Make) -> None:
     )
     learner.descriptions = {"a": [0.6, 0.8], "never observed": [-0.8, 0.6]}
     for batch in range(60):
-        x, y = _task("a", 10, seed=batch)
+        x, y = task("a", 10, seed=batch)
         learner.observe(x, "a", y)
     other.load_state_dict(learner.state_dict())
-    x, y = _task("a", 300, seed=1000)
+    x, y = task("a", 300, seed=1000)
     accuracy = (learner.predict(x, "a") == y).float().mean().item()
     assert accuracy > 0.9, f"accuracy {accuracy:.2f} on a described task that is easy to learn"
     for t in ("a", "never observed"):
@@ -391,53 +401,6 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     learns_a_mixed_batch_task_by_task,
     learns_with_descriptions,
 )
-
-
-def _shared_modules(first: nn.Module) -> nn.Module:
-    """One PReLU in two places, and one block three times."""
-    prelu, block = nn.PReLU(), nn.Linear(16, 16)
-    linear, _, last = mlp([N_INPUTS, 16, N_CLASSES], seed=1)
-    return nn.Sequential(first, linear, prelu, *nn.ModuleList([block] * 3), prelu, last)
-
-
-class _Counting(nn.Linear):
-    """Replaces its buffer in every pass."""
-
-    mean: Tensor
-
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__(n_in, n_out)
-        self.register_buffer("mean", torch.zeros(n_in))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return super().forward(x)
-
-
-class _Doubling(nn.Linear):
-    """Changes its input in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.mul_(2))
-
-
-class _Root(nn.Linear):
-    """Finite for an input of zeros, where its gradient is not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = super().forward(x)
-        return torch.where(x.any(1, keepdim=True), z, z + z.abs().sqrt())
-
-
-class _Joining(nn.Module):
-    """A network whose input comes in two parts."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: dict[str, Tensor]) -> Tensor:
-        return self.network(torch.cat([x["left"], x["right"]], 1))  # type: ignore[no-any-return]
 
 
 def _of_another_optimizer(state: Any) -> Any:
@@ -501,24 +464,10 @@ def _without_noise(learner: Learner) -> Learner:
     return learner
 
 
-def _dropout_network(seed: int = 1) -> nn.Module:
-    first, relu, *rest = mlp([N_INPUTS, 16, 16, N_CLASSES], seed=seed)
-    return nn.Sequential(first, relu, nn.Dropout(0.3), *rest)
-
-
-def _task(t: Hashable, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """x: (n, 4), y: (n,): a cloud per class, moved a little by the task."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.tensor([[2.0, 0, 0, 1], [-2, 1, 0, 0], [0, -2, 1, 0]])
-    moved = centres.roll("abc".index(str(t)), dims=1)
-    y = torch.randint(N_CLASSES, (n,), generator=generator)
-    return moved[y] + 0.4 * torch.randn(n, N_INPUTS, generator=generator), y
-
-
 def _train(learner: Learner, tasks: str = "ab") -> None:
     for visit, t in enumerate(tasks):
         for batch in range(3):
-            x, y = _task(t, 8, seed=10 * visit + batch)
+            x, y = task(t, 8, seed=10 * visit + batch)
             learner.observe(x, t, y)
 
 
