@@ -333,6 +333,16 @@ def test_the_page_in_the_repository_is_made_from_the_results_beside_it(tmp_path)
     }
 
 
+@pytest.mark.parametrize("one", load(RESULTS), ids=lambda one: one.slug)
+def test_what_is_kept_was_run_with_settings_that_are_planned(one):
+    entry = ENTRIES[one.entry]
+    planned = Cell(one.column, entry).grid(one.about["n_tasks"])
+    planned |= {name: [value] for name, value in entry.changes.items()}
+    settings = one.about["settings"]
+    assert {name for name in planned if name not in settings} == set()
+    assert all(settings[name] in values for name, values in planned.items())
+
+
 def test_a_learners_places_are_those_of_the_page():
     kept = load(RESULTS)
     for name in {one.about["learner"] for one in kept if one.about["part_of"] is None}:

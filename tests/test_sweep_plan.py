@@ -1,6 +1,7 @@
 """A sweep as data: what is run, under which key, on which data, and how settings are chosen."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -229,6 +230,15 @@ def test_a_task_that_comes_back_is_tested_on_what_all_its_visits_lose():
     assert len(held) == 10
     assert not held & (values(chosen_on.tasks[0].train) | values(chosen_on.tasks[2].train))
     assert gm.run(gm.Single(gm.mlp([1, 4, 2])), chosen_on).R.shape == (3, 2)
+
+
+@pytest.mark.parametrize("settings", [{"average": None}, {"average": 0.9, "lr": 0.3}, {}])
+def test_another_process_has_the_same_settings(settings):
+    """Also those that are None."""
+    here = Experiment("mnist-rotations", "steadygem", settings, **TINY)
+    there = pickle.loads(pickle.dumps(here))
+    assert there.settings == here.settings
+    assert there.key == here.key
 
 
 def test_an_experiment_without_held_out_data_has_the_config_it_always_had():

@@ -154,7 +154,7 @@ class Experiment:
         Another process finds these settings in the benchmark, and need not compute the key.
         """
         own = lookup.find_benchmark(self.benchmark).settings.get(self.name, {})
-        asked = {name: v for name, v in self.settings.items() if own.get(name) is not v}
+        asked = {k: v for k, v in self.settings.items() if k not in own or own[k] is not v}
         return _unpickled, (self.config() | {"settings": asked}, vars(self).get("key"))
 
     @cached_property
