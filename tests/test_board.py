@@ -222,6 +222,7 @@ def test_settings_that_all_fail_are_told_and_nothing_is_kept_of_them(tmp_path, m
         (["--benchmarks", "cifar100-incremental", "--learners", "mer"], "the board has no mer on"),
         (["--from", "here", "--seeds", "3"], "--from makes the whole page and runs nothing"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--data", "sample", "--tasks", "1"], "n_tasks must be at least 2"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments, message, tmp_path, monkeypatch, capsys):

@@ -346,3 +346,24 @@ def test_what_a_policy_can_do_with_many_is_its_own_word():
     memory = gm.EpisodicMemory(20, keep=Picky())
     memory.add(torch.zeros(2, 1), "a", torch.zeros(2))
     assert not memory.takes_many("a")
+
+
+def test_masks_of_past_tasks_are_those_there_are_now():
+    learner = gm.GEM(gm.mlp([4, 8, 3]), grow=True)
+    learner.outputs = {"a": (0, 1)}
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 0, 1])
+    learner.observe(x, "a", y)
+    for labels in (y, y, y + 2):  # the last have a class more than the network
+        learner.observe(x, "b", labels)
+    (stack,) = learner.memory.others("b", learner.masks)
+    assert stack.masks.tolist() == [[True, True, False, False]]
+    learner.outputs["a"] = (0, 1, 2)
+    (stack,) = learner.memory.others("b", learner.masks)
+    assert stack.masks.tolist() == [[True, True, True, False]]
+
+
+def test_a_memory_of_its_own_has_its_own_policy_also_where_a_learner_has_another():
+    learner = gm.SteadyGEM(gm.mlp([4, 8, 3]), memory=gm.EpisodicMemory(5))
+    assert learner.memory.policy.name == "last"
+    with pytest.raises(ValueError, match="memory has limits of its own"):
+        gm.SteadyGEM(gm.mlp([4, 8, 3]), memory=gm.EpisodicMemory(5), keep="reservoir")

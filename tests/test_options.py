@@ -1,6 +1,7 @@
 """What every learner can be given: an average of the weights for predictions, several glances."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -251,9 +252,10 @@ def test_a_wrong_option_is_named(settings, message):
         gm.Single(gm.mlp([4, 3]), **settings)
 
 
-def test_several_averages_are_for_one_network():
-    with pytest.raises(ValueError, match="several averages are for one network, Independent has"):
-        gm.Independent(gm.mlp([4, 3]), average=(0.9, 0.99))
+def test_several_averages_are_refused_where_tasks_cannot_have_their_own():
+    for learner in (gm.Independent, gm.Multimodal, gm.ICaRL):
+        with pytest.raises(ValueError, match=r"are chosen by the task, .* predicts with one"):
+            learner(gm.mlp([4, 8, 3]), average=(0.9, 0.99))
 
 
 def test_a_state_without_an_average_does_not_fit_a_learner_with_one():
@@ -261,3 +263,58 @@ def test_a_state_without_an_average_does_not_fit_a_learner_with_one():
         gm.Single(gm.mlp([4, 3]), average=0.5).load_state_dict(
             gm.Single(gm.mlp([4, 3])).state_dict()
         )
+
+
+@pytest.mark.parametrize("kind", [gm.Independent, gm.Multimodal])
+def test_a_later_tasks_average_begins_with_its_own_first_step(kind):
+    """So that it is the plain mean of its weights, while these are fewer than it is long."""
+    learner = kind(gm.mlp([4, 8, 3]), average=0.999, lr=0.1)
+    train(learner, "a" * 20)
+    seen = []
+    for step in range(10):
+        x, y = batch(step)
+        learner.observe(x, "b", y)
+        seen.append(learner.module("b")[0].weight.detach().clone())
+    with learner.averaged.standing_in(learner.module("b"), 0):
+        mean = learner.module("b")[0].weight.detach().clone()
+    assert torch.allclose(mean, torch.stack(seen).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [gm.Independent, gm.Multimodal])
+def test_averages_take_what_the_modules_take_that_learn(kind):
+    learner = train(kind(gm.mlp([4, 8, 3]), average=0.9), "ab")
+    own = {w for t in "ab" for w in learner.module(t).parameters()}
+    expected = sum(w.numel() * w.element_size() for w in own)
+    for _ in range(2):
+        assert learner.statistics()["average_bytes"] == expected
+        learner.load_state_dict(learner.state_dict())
+
+
+def test_mers_averages_follow_once_for_a_mini_batch_and_glance():
+    learner = gm.MER(gm.mlp([4, 8, 3]), average=0.9, glances=2, batches=2, sample=3, beta=0.5)
+    train(learner, "aab")
+    assert learner.steps == 6
+    count, *_ = learner.averaged.tensors(learner.network)
+    assert count == 6
+
+
+@pytest.mark.parametrize("kind", [gm.Single, gm.MER])
+def test_a_batch_that_is_refused_leaves_momentum_as_it_was(kind):
+    """Also if the network had got wider for it."""
+    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    learner = kind(gm.mlp([4, 8, 2]), grow=True, glances=2, optimizer=momentum)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    learner.observe(x, "a", torch.tensor([0, 1] * 4))
+    before = learner.state_dict()
+    with pytest.raises(FloatingPointError):
+        learner.observe(x * 1e38, "a", torch.tensor([0, 2] * 4))
+    _same(before, learner.state_dict(), "a batch that was refused left a trace")
+    learner.observe(x, "a", torch.tensor([0, 2] * 4))
+
+
+def test_a_single_example_is_tried_without_the_global_generator():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    learner = gm.Single(network, input_dropout=0.1)
+    before = torch.get_rng_state()
+    learner.observe(torch.randn(1, 1, 4, 4, generator=torch.Generator()), 0, torch.tensor([1]))
+    assert torch.equal(before, torch.get_rng_state())

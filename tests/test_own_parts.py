@@ -1,5 +1,6 @@
 """A user's own benchmark and learner, in one small file, wherever gradmem's own can be used."""
 
+import copy
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import gradmem as gm
 from gradmem.benchmarks.lookup import (
@@ -23,6 +26,7 @@ from gradmem.learners import LEARNERS
 from gradmem.runs.experiment import Experiment
 from gradmem.runs.read_folder import find_runs
 from gradmem.sweeps import Store
+from gradmem.sweeps.perform import Compute
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_benchmark.py"
 TINY = {"n_tasks": 2, "examples_per_task": 30}
@@ -108,6 +112,77 @@ def test_a_run_with_other_code_is_another_run(own, tmp_path):
     source.write_text(source.read_text().replace("clamp_(-self.box", "clamp_(-2 * self.box"))
     assert key() != before
     assert Experiment("mnist-rotations", "gem", data="sample").code is None
+
+
+def test_two_learners_of_one_name_are_two():
+    def make(rate):
+        class Mine(gm.Single):
+            def __init__(self, network, **settings):
+                super().__init__(network, lr=rate, **settings)
+
+        return Mine
+
+    small, large = make(0.001), make(0.3)
+    runs = [Experiment("mnist-rotations", one, data="sample", **TINY) for one in (small, large)]
+    assert [run.new_learner().lr for run in runs] == [0.001, 0.3]
+    assert runs[0].key != runs[1].key
+    again = Experiment("mnist-rotations", small, data="sample", **TINY)
+    assert again.key == runs[0].key
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x, lambda x: x * 0),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.5)),
+        (nn.CrossEntropyLoss(torch.ones(10)), nn.CrossEntropyLoss(torch.arange(10.0))),
+        (gm.memory.policies.KCentre(), gm.memory.policies.KCentre("gradients")),
+    ],
+    ids=["function", "attribute", "tensor", "policy"],
+)
+def test_settings_that_have_one_name_are_told_apart(one, other):
+    name = {"CrossEntropyLoss": "loss", "KCentre": "keep"}.get(type(one).__name__, "transform")
+    keys = [
+        Experiment("mnist-rotations", "gem", {name: value}, data="sample", **TINY).key
+        for value in (one, copy.deepcopy(one), other)
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_code_that_is_in_no_file_is_part_of_the_key(tmp_path):
+    script = """
+import gradmem as gm
+from gradmem.runs.experiment import Experiment
+class Mine(gm.Single):
+    rate = RATE
+print(Experiment("mnist-rotations", Mine, data="sample").key)
+"""
+    found = [
+        subprocess.run([sys.executable, "-"], input=script.replace("RATE", rate), text=True,
+                       capture_output=True, check=True, cwd=tmp_path).stdout
+        for rate in ("1", "1", "2")
+    ]  # fmt: skip
+    assert found[0] == found[1] != found[2]
+
+
+def test_seeds_of_a_users_network_have_each_their_own(tmp_path):
+    """Also in what is no part of its state."""
+
+    def network(seed):
+        net = gm.mlp(seed=seed)
+        noise = torch.randn(1, 784, generator=torch.Generator().manual_seed(seed))
+        net.register_buffer("noise", noise, persistent=False)
+        net.register_forward_pre_hook(lambda net, x: (x[0] + net.noise,))
+        return net
+
+    rotations = BENCHMARKS["mnist-rotations"]
+    mine = replace(rotations, name="noisy", network=network)
+    first, second = (
+        Experiment(mine, "single", {"lr": 0.1}, data="sample", seed=seed, **TINY) for seed in (1, 2)
+    )
+    compute = Compute()
+    compute(first)
+    assert compute(second)["R"] == second.run().R.tolist()
 
 
 def test_what_other_processes_cannot_import_runs_in_this_one(tmp_path):

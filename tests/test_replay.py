@@ -601,3 +601,21 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
 def test_a_wrong_setting_is_named(kind, settings, message):
     with pytest.raises((ValueError, TypeError), match=message):
         kind(gm.mlp([4, 3]), **settings)
+
+
+def test_la_mamls_rates_are_in_units_of_the_optimizers_rate():
+    """Whoever gives it, and also after a state of another rate was loaded."""
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    by_rate = gm.LaMAML(gm.mlp([4, 8, 3]), lr=0.5)
+    given = partial(torch.optim.SGD, lr=0.5)
+    by_optimizer = gm.LaMAML(gm.mlp([4, 8, 3]), optimizer=given)
+    other = gm.LaMAML(gm.mlp([4, 8, 3], seed=1), lr=0.1)
+    other.load_state_dict(by_rate.state_dict())
+    assert by_optimizer.alpha == 0.5
+    for learner in (by_rate, by_optimizer, other):
+        learner.observe(x, "a", y)
+    for learner in (by_optimizer, other):
+        for one, same in zip(
+            learner.network.parameters(), by_rate.network.parameters(), strict=True
+        ):
+            assert torch.equal(one, same)

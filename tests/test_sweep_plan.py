@@ -3,6 +3,7 @@
 import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,12 +98,28 @@ def test_seeds_follow_each_other_on_a_gpu_and_settings_elsewhere(monkeypatch):
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"select": "test"}, "select must be one of validation, first-tasks, test-as-published"),
         ({"held_out": 1.0}, "held_out must be below 1"),
+        ({"final_seeds": (5, 0)}, "final_seeds must be others than the seeds to choose with"),
         ({"common": {"seed": 3}}, "a field in common must be one of n_tasks, examples"),
     ],
 )
 def test_a_wrong_sweep_is_refused_when_it_is_made(changes, message):
     with pytest.raises(ValueError, match=message):
         tiny(**changes)
+
+
+def test_final_seeds_are_never_those_to_choose_with():
+    assert tiny(seeds=(1000, 1002)).final_seeds == (1001, 1003)
+
+
+def test_a_sweep_is_extended_by_lists_and_with_the_same_common_fields(tmp_path):
+    one = tiny(
+        grids={"mnist-rotations": {"single": {"average": [[0.9, 0.99], None]}}},
+        common=TINY | {"data": Path("sample")},
+    )
+    again = Sweep.from_json(json.loads(json.dumps(one.to_json())))
+    both = again.extended(one)
+    assert both.grids["mnist-rotations"]["single"]["average"] == [[0.9, 0.99], None]
+    assert both.common["data"] == "sample"
 
 
 def test_a_wrong_value_is_found_before_a_folder_is_made(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,13 +29,36 @@ from gradmem.gradients import (
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Masks, Stack
 from gradmem.projection import Projection, Shortlist
-from gradmem.trees import Tree
-from gradmem.validation import non_negative_int, one_of
+from gradmem.trees import Tree, leaves
+from gradmem.validation import non_negative_int, one_of, positive_int
 
-__all__ = ["CONSTRAINED", "Constraints"]
+__all__ = ["CONSTRAINED", "Constraints", "LastProjection"]
 
 #: What is projected: the gradient, as in the paper, or the step that the optimizer makes of it.
 CONSTRAINED = ("gradient", "update")
+
+
+@dataclass(frozen=True)
+class LastProjection:
+    """What the last projection found, for logging.
+
+    Attributes
+    ----------
+    tasks
+        The past tasks, in the order of the other fields. Of tasks that share their memories, the
+        first one (see `EpisodicMemory.groups`).
+    violated
+        Those whose loss the step would have raised.
+    cosines
+        (k,) of the angle between the gradient (or update) and each task's gradient.
+    v
+        (k,) the dual's solution v★; zero if nothing was violated.
+    """
+
+    tasks: tuple[Hashable, ...]
+    violated: tuple[Hashable, ...]
+    cosines: Tensor
+    v: Tensor
 
 
 class Constraints:
@@ -178,6 +202,59 @@ class Constraints:
             if self.not_finite == "stop" or isinstance(G, Tensor):
                 raise
             self.skipped += 1
+
+    def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
+        """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
+
+        Tasks that share their memories have one row. Of several processes, all tasks that any of
+        them remembers, in an order that they agree on; under FSDP, this process's columns.
+        """
+        if self.processes is not None:
+            if tasks is not None:
+                raise ValueError(f"several processes compute all tasks, got {tasks=}")
+            self.follow_model()
+            past = self.processes.past(None, self.memory)
+            return self.processes.gradients(self.engine, past).whole()
+        tasks = list(self.memory if tasks is None else tasks)
+        if unknown := [t for t in tasks if t not in self.memory]:
+            raise KeyError(f"no examples of task {unknown[0]!r} are remembered")
+        self.follow_model()
+        return self.engine(self.memory.stacks(tasks)).clone()
+
+    def bytes_needed(self, tasks: int, x: Tree | None = None) -> int:
+        """What a step with so many past tasks takes, roughly, beside model, optimizer and memories.
+
+        That is gradients and activations of the tasks' memories, in bytes. `x`: (n, …) are inputs
+        of as many examples as one task has; left out, those of a task that is remembered.
+        """
+        tasks = positive_int("tasks", tasks)
+        if x is not None:
+            stack = Stack.of_batch(x, torch.zeros(len(leaves(x)[0])))
+        elif len(self.memory):
+            stack = self.memory.stacks([next(iter(self.memory))])[0]
+        else:
+            raise ValueError("nothing is remembered yet: give x, the inputs of one task's memories")
+        self.follow_model()
+        return self.engine.bytes_needed(stack, tasks)
+
+    @property
+    def violations(self) -> int:
+        """Steps so far that violated a constraint; on a GPU, asking waits for it."""
+        return self.project.counts()["violations"]
+
+    @property
+    def last(self) -> LastProjection | None:
+        """What the last projection found; None if there was nothing to project on."""
+        found = self.project.last
+        if self._last is None or found is None:
+            return None
+        if isinstance(self._last, Past):
+            tasks = self._last.tasks
+        else:
+            tasks = tuple(t for stack in self._last for t in stack.tasks)
+        signs = zip(tasks, found.cosines.tolist(), strict=True)
+        violated = tuple(t for t, cosine in signs if cosine < 0)
+        return LastProjection(tasks, violated, found.cosines, found.v)
 
     def set_gradient(self, g: Tensor) -> None:
         """Make g: (p,) the parameters' `.grad`; under FSDP, this process's part of it."""
@@ -379,7 +456,9 @@ class Constraints:
         self.steps, self.skipped = map(
             non_negative_int, ("steps", "skipped"), state.get("progress", (0, 0))
         )
-        if self.shortlist is not None and state.get("shortlist") is not None:
-            self.shortlist.load_state_dict(state["shortlist"], self._weights[0].device)
+        if self.shortlist is not None:
+            self.shortlist.forget()
+            if state.get("shortlist") is not None:
+                self.shortlist.load_state_dict(state["shortlist"], self._weights[0].device)
         self.engine.use(state["method"])
         self.engine.outlook.calm = non_negative_int("calm", state.get("calm", 0))

@@ -197,6 +197,8 @@ def plain(value: Any) -> Any:
         return None
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, partial):
         return _call_text(value)
     # Without the address in memory, which is another one in every run.

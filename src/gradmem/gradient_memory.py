@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from gradmem.checkpoint import CheckpointError, load_state
@@ -30,32 +29,9 @@ from gradmem.gradients.flat import parameters
 from gradmem.memory import EpisodicMemory, Policy, Stack, memory_of
 from gradmem.streams.mixed import is_mixed, parts_of
 from gradmem.trees import Tree, leaves
-from gradmem.validation import descriptor, positive_int
+from gradmem.validation import descriptor
 
-__all__ = ["GradientMemory", "LastProjection"]
-
-
-@dataclass(frozen=True)
-class LastProjection:
-    """What the last projection found, for logging.
-
-    Attributes
-    ----------
-    tasks
-        The past tasks, in the order of the other fields. Of tasks that share their memories, the
-        first one (see `EpisodicMemory.groups`).
-    violated
-        Those whose loss the step would have raised.
-    cosines
-        (k,) of the angle between the gradient (or update) and each task's gradient.
-    v
-        (k,) the dual's solution v★; zero if nothing was violated.
-    """
-
-    tasks: tuple[Hashable, ...]
-    violated: tuple[Hashable, ...]
-    cosines: Tensor
-    v: Tensor
+__all__ = ["GradientMemory"]
 
 
 class GradientMemory(Constraints):
@@ -237,59 +213,6 @@ class GradientMemory(Constraints):
             self._leave_out(optimizer, G)
         with self.constrained(past, G):
             yield
-
-    def gradients(self, tasks: Sequence[Hashable] | None = None) -> Tensor:
-        """G: (k, p), the gradients at the memories of these tasks, or of all; a new tensor.
-
-        Tasks that share their memories have one row. Of several processes, all tasks that any of
-        them remembers, in an order that they agree on; under FSDP, this process's columns.
-        """
-        if self.processes is not None:
-            if tasks is not None:
-                raise ValueError(f"several processes compute all tasks, got {tasks=}")
-            self.follow_model()
-            past = self.processes.past(None, self.memory)
-            return self.processes.gradients(self.engine, past).whole()
-        tasks = list(self.memory if tasks is None else tasks)
-        if unknown := [t for t in tasks if t not in self.memory]:
-            raise KeyError(f"no examples of task {unknown[0]!r} are remembered")
-        self.follow_model()
-        return self.engine(self.memory.stacks(tasks)).clone()
-
-    def bytes_needed(self, tasks: int, x: Tree | None = None) -> int:
-        """What a step with so many past tasks takes, roughly, beside model, optimizer and memories.
-
-        That is gradients and activations of the tasks' memories, in bytes. `x`: (n, …) are inputs
-        of as many examples as one task has; left out, those of a task that is remembered.
-        """
-        tasks = positive_int("tasks", tasks)
-        if x is not None:
-            stack = Stack.of_batch(x, torch.zeros(len(leaves(x)[0])))
-        elif len(self.memory):
-            stack = self.memory.stacks([next(iter(self.memory))])[0]
-        else:
-            raise ValueError("nothing is remembered yet: give x, the inputs of one task's memories")
-        self.follow_model()
-        return self.engine.bytes_needed(stack, tasks)
-
-    @property
-    def violations(self) -> int:
-        """Steps so far that violated a constraint; on a GPU, asking waits for it."""
-        return self.project.counts()["violations"]
-
-    @property
-    def last(self) -> LastProjection | None:
-        """What the last projection found; None if there was nothing to project on."""
-        found = self.project.last
-        if self._last is None or found is None:
-            return None
-        if isinstance(self._last, Past):
-            tasks = self._last.tasks
-        else:
-            tasks = tuple(t for stack in self._last for t in stack.tasks)
-        signs = zip(tasks, found.cosines.tolist(), strict=True)
-        violated = tuple(t for t, cosine in signs if cosine < 0)
-        return LastProjection(tasks, violated, found.cosines, found.v)
 
     def save(self, path: str | os.PathLike[str], /, **others: Any) -> None:
         """Write the memory, and what else the loop goes on from, to one file.

@@ -7,7 +7,6 @@ imported, also from the current folder; `folder/file.py:digits` is that of a fil
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from typing import Any
 
 from gradmem.benchmarks.benchmark import Benchmark
 from gradmem.benchmarks.cifar import CIFAR100_INCREMENTAL
+from gradmem.benchmarks.code import is_same_part
 from gradmem.benchmarks.mnist import (
     MNIST_COMPOSED,
     MNIST_MANY_PERMUTATIONS,
@@ -38,7 +38,6 @@ __all__ = [
     "LearnerKind",
     "benchmark_reference",
     "can_be_imported",
-    "code_of",
     "find_benchmark",
     "find_learner",
     "is_given",
@@ -206,19 +205,6 @@ def setting_parameters(kind: LearnerKind) -> dict[str, inspect.Parameter]:
     return found
 
 
-def code_of(parts: Iterable[Benchmark | LearnerKind]) -> str | None:
-    """A hash of the files in which parts are defined; None if all of them are gradmem's.
-
-    Comments and layout do not change it, nor do files that these files import.
-    """
-    names = {name for part in parts for name in _modules(part)}
-    others = {"gradmem", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
-    own = sorted(name for name in names if name.partition(".")[0] not in others)
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in own]
-    texts = [_code(file, os.stat(file).st_mtime_ns) for file in files if file]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()[:12] if own else None
-
-
 def _find(what: str, text: str, known: Mapping[str, Any]) -> Any:
     if text in known:
         return known[text]
@@ -263,10 +249,14 @@ def _load(where: str) -> ModuleType:
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    known = sys.modules.get(file.stem)
-    if os.path.abspath(getattr(known, "__file__", None) or "") == os.path.abspath(file):
-        return known  # type: ignore[return-value]
-    name = file.stem if known is None else f"{file.stem}_{abs(hash(str(file)))}"
+    whole = os.path.abspath(file)
+    numbered = f"{file.stem}_{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+    for name in (file.stem, numbered):
+        known = sys.modules.get(name)
+        if known is None:
+            break
+        if os.path.abspath(getattr(known, "__file__", None) or "") == whole:
+            return known
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -284,7 +274,10 @@ def _load_file(file: Path) -> ModuleType:
 def _remember(part: Any, module: str, name: str, is_in_module: bool) -> str:
     """The reference of a part that was passed as an object, by which this process finds it."""
     name = name if is_in_module else f"{LOCAL}.{name.rpartition('.')[2]}"
-    text = f"{_importable_name(module)}:{name}"
+    first = text = f"{_importable_name(module)}:{name}"
+    numbers = count(2)
+    while not is_in_module and text in _passed and not is_same_part(_passed[text], part):
+        text = f"{first}-{next(numbers)}"  # another class or function of that name
     _passed[text] = part
     return text
 
@@ -319,17 +312,3 @@ def _importable_name(module: str) -> str:
         return str(spec.name)
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else module
-
-
-def _modules(part: Benchmark | LearnerKind) -> set[str]:
-    """The names of the modules in which a part is defined."""
-    if isinstance(part, Benchmark):
-        makers = (part.continuum, part.network, part.score)
-        return {part.module} | {getattr(maker, "__module__", "") for maker in makers if maker}
-    classes = part.__mro__ if isinstance(part, type) else (part,)
-    return {one.__module__ for one in classes}
-
-
-@cache
-def _code(file: str, written: int) -> str:
-    return ast.dump(ast.parse(Path(file).read_text("utf-8")))

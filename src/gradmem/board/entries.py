@@ -321,8 +321,8 @@ _STEADY = Entry(
         "Ours: exact GEM with what the ablation takes apart. Settings were chosen before, on "
         "held-out data with other seeds (results/recipe): one recipe for MNIST, but that with "
         "5,120 memories for 20 tasks it does without matching and hides more of the inputs, and "
-        "that 100 tasks have a smaller margin, which is searched; on CIFAR-100 with the first ten "
-        "tasks and 100 memories. There, of 5,120 memories each task has an equal share from the "
+        "that 100 tasks have a smaller margin, which is searched. For CIFAR-100 they were chosen "
+        "on its first ten tasks with 100 memories; with 5,120 there, each task has 256 from the "
         "start. Its averages of the weights count as memory."
     ),
 )

@@ -19,10 +19,12 @@ HEAD = """\
 <!-- Made by `gradmem board --from results/board --out docs`, never by hand: edits are lost. -->"""
 
 HOW = """\
-Every learner has the same streams, network and number of remembered examples in a column. Its
-settings were chosen on a tenth of the training examples that was held out, with other seeds than
-those of the runs below, which learn from all training examples and are measured on the test sets.
-What was tried, and how each did on the held-out data, is in the files that this page is made from.
+Every learner has the same streams, network and number of remembered examples in a column. Where
+several settings were tried, one was chosen on a tenth of the training examples that was held out,
+with other seeds than those of the runs below, which learn from all training examples and are
+measured on the test sets. What was tried, and how each did on the held-out data, is in the files
+that this page is made from. Where one setting is all there is, it was published for the stream or
+chosen before, as the notes about the learners say.
 ACC, BWT and FWT are means over seeds with 95% confidence intervals.
 
 The table above is of learners that remember as many examples as the column says. Below, learners

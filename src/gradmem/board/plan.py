@@ -72,6 +72,8 @@ class Conditions:
         for name in ("n_tasks", "examples_per_task"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name))
+        if self.n_tasks == 1:
+            raise ValueError("n_tasks must be at least 2: there is no transfer in one task")
 
     def size(self, benchmark: str) -> dict[str, Any]:
         """The number of tasks and of examples of each."""

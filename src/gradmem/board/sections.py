@@ -324,8 +324,7 @@ def _bytes(value: int | None) -> str:
 
 def _settings(one: Kept) -> str:
     """The settings of a learner, without those that the column or the benchmark decides."""
-    shown = _decided(one)
-    return settings_text({name: value for name, value in shown.items() if value is not None})
+    return settings_text(_decided(one))
 
 
 def _decided(one: Kept) -> Mapping[str, Any]:

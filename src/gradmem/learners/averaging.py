@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,9 @@ __all__ = ["Averages"]
 #: How long an average is to be, of the steps since the task that it predicts was learned: three
 #: quarters of its weight then lie on what came after the task, 1 − exp(−1 / 0.7).
 SHARE = 0.7
+
+#: A part of a module, and the name and the tensor of what is averaged there.
+Place = tuple[nn.Module, str, Tensor]
 
 
 class Averages:
@@ -36,9 +39,12 @@ class Averages:
     ----------
     decay
         Between 0 and 1, both excluded; or several of them.
+    by_part
+        Whether n is counted for each part of a module by itself, for modules that are not all
+        learned in every step.
     """
 
-    def __init__(self, decay: float | Sequence[float]) -> None:
+    def __init__(self, decay: float | Sequence[float], *, by_part: bool = False) -> None:
         given = tuple(decay) if isinstance(decay, list | tuple) else (decay,)
         for one in given:
             if positive("average", one) >= 1:
@@ -49,9 +55,11 @@ class Averages:
         self.decays = tuple(sorted(map(float, given)))
         #: Task → the number of steps that had been made when it was last learned.
         self.learned: dict[Hashable, int] = {}
+        self.by_part = by_part
         self._kept: dict[nn.Module, dict[str, list[Tensor]]] = {}
-        #: n: (), on the device of the weights, where a graph counts it.
-        self._count = torch.zeros((), dtype=torch.float64)
+        #: n: () of each part, or of all under None; on the device of the weights, where a graph
+        #: counts it.
+        self._counts: dict[nn.Module | None, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.decays)
@@ -73,32 +81,42 @@ class Averages:
 
         If `stopped`: () is 1, they stay.
         """
-        live = [tensor.detach() for _, _, tensor in _places(module)]
-        self._count = self._count.to(live[0].device)
-        goes = torch.ones_like(self._count) if stopped is None else 1 - stopped
-        self._count += goes
-        for i, decay in enumerate(self.decays):
-            averages = self._tensors(module, i)
-            rate = goes * (1 / self._count.clamp(min=1)).clamp(min=1 - decay)
-            if self._count.device.type == "cpu":
-                torch._foreach_lerp_(averages, live, float(rate))
-                continue
-            change = torch._foreach_sub(live, averages)
-            torch._foreach_mul_(change, rate.to(live[0].dtype))
-            torch._foreach_add_(averages, change)
+        for count, places in self._counted(module):
+            live = [tensor.detach() for _, _, tensor in places]
+            goes = torch.ones_like(count) if stopped is None else 1 - stopped
+            count += goes
+            for i, decay in enumerate(self.decays):
+                averages = self._tensors(places, i)
+                rate = goes * (1 / count.clamp(min=1)).clamp(min=1 - decay)
+                if count.device.type == "cpu":
+                    torch._foreach_lerp_(averages, live, float(rate))
+                    continue
+                change = torch._foreach_sub(live, averages)
+                torch._foreach_mul_(change, rate.to(live[0].dtype))
+                torch._foreach_add_(averages, change)
 
     def tensors(self, module: nn.Module) -> list[Tensor]:
-        """n, and all averages, each in the order of the module's weights and buffers.
+        """All n, then all averages, each in the order of the module's weights and buffers.
 
         Those that are not known yet begin with the values there are now, before the first step; a
         weight that was widened has those for what is new.
         """
-        averages = [tensor for i in range(len(self)) for tensor in self._tensors(module, i)]
-        self._count = self._count.to(averages[0].device)
-        return [self._count, *averages]
+        places = _places(module)
+        averages = [tensor for i in range(len(self)) for tensor in self._tensors(places, i)]
+        return [*(count for count, _ in self._counted(module)), *averages]
 
-    def _tensors(self, module: nn.Module, i: int) -> list[Tensor]:
-        return [self._of(part, name, tensor)[i] for part, name, tensor in _places(module)]
+    def _tensors(self, places: Sequence[Place], i: int) -> list[Tensor]:
+        return [self._of(part, name, tensor)[i] for part, name, tensor in places]
+
+    def _counted(self, module: nn.Module) -> list[tuple[Tensor, list[Place]]]:
+        """What is averaged in a module, by the n that counts for it."""
+        groups: dict[nn.Module | None, list[Place]] = {}
+        for place in _places(module):
+            groups.setdefault(place[0] if self.by_part else None, []).append(place)
+        for part, places in groups.items():
+            n = self._counts.get(part, torch.zeros((), dtype=torch.float64))
+            self._counts[part] = n.to(places[0][2].device)
+        return [(self._counts[part], places) for part, places in groups.items()]
 
     @torch.no_grad()
     def _of(self, part: nn.Module, name: str, tensor: Tensor) -> list[Tensor]:
@@ -135,35 +153,51 @@ class Averages:
         """Forget the averages of layers that the module no longer has."""
         parts = {*module.modules()}
         self._kept = {part: own for part, own in self._kept.items() if part in parts}
+        self._counts = {part: n for part, n in self._counts.items() if part in {None, *parts}}
 
-    @property
-    def bytes(self) -> int:
-        """What the averages take."""
-        kept = [one for own in self._kept.values() for known in own.values() for one in known]
-        return sum(one.numel() * one.element_size() for one in kept)
+    def bytes_of(self, modules: Iterable[nn.Module]) -> int:
+        """What the averages of modules take."""
+        parts = {part for module in modules for part in module.modules()}
+        own = [tensors for part in parts for tensors in self._kept.get(part, {}).values()]
+        return sum(one.numel() * one.element_size() for tensors in own for one in tensors)
+
+    def _began(self, module: nn.Module) -> bool:
+        return all(name in self._kept.get(part, {}) for part, name, _ in _places(module))
 
     def state_of(self, modules: Mapping[Any, nn.Module]) -> dict[str, Any]:
-        """How many steps there were, when tasks were learned, and the modules' averages by key."""
-        averages = {key: self.tensors(module)[1:] for key, module in modules.items()}
-        return {"steps": self._count, "learned": self.learned, "averages": averages}
+        """How many steps there were, when tasks were learned, and averages, by the modules' keys.
+
+        Modules that have learned nothing yet are left out.
+        """
+        steps, averages = {}, {}
+        for key, module in modules.items():
+            if self._began(module):
+                n = len(self._counted(module))
+                tensors = self.tensors(module)
+                steps[key], averages[key] = tensors[:n], tensors[n:]
+        return {"steps": steps, "learned": self.learned, "averages": averages}
 
     @torch.no_grad()
     def load(self, modules: Mapping[Any, nn.Module], state: Mapping[str, Any]) -> None:
         """Take over what `state_of` gave, for the same keys; in place where averages are known."""
-        for key, module in modules.items():
-            _, *own = self.tensors(module)
-            given = state["averages"][key]
+        if self.by_part:
+            self._kept, self._counts = {}, {}
+        for key, given in state["averages"].items():
+            n = len(self._counted(modules[key]))
+            steps = state["steps"]
+            # a state of old has one number of steps for all
+            counts = [steps] * n if isinstance(steps, Tensor) else steps[key]
+            own, given = self.tensors(modules[key]), [*counts, *given]
             if [mean.shape for mean in own] != [mean.shape for mean in given]:
                 raise ValueError("the averages in the state must be shaped as the weights")
             for mine, value in zip(own, given, strict=True):
                 mine.copy_(value)
-        self._count.copy_(state["steps"])
         self.learned = dict(state["learned"])
 
 
-def _places(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+def _places(module: nn.Module) -> list[Place]:
     """What is averaged, each tensor once, with the part it belongs to and its name there."""
-    found: dict[int, tuple[nn.Module, str, Tensor]] = {}
+    found: dict[int, Place] = {}
     for part in module.modules():
         for name, w in part._parameters.items():
             if w is not None and w.requires_grad:

@@ -100,6 +100,8 @@ class GEM(Learner):
     """
 
     distributes = True
+    #: Which examples are remembered where nothing is said.
+    KEEP = "last"
 
     def __init__(
         self,
@@ -121,7 +123,8 @@ class GEM(Learner):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(network, **common)
-        self.memory = memory_of(memory, memories, budget, keep, seed=common.get("seed", 0))
+        seed = common.get("seed", 0)
+        self.memory = memory_of(memory, memories, budget, keep, default=self.KEEP, seed=seed)
         self.constraints = Constraints(
             objective_of(self),
             self.memory,

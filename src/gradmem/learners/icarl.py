@@ -78,6 +78,8 @@ class ICaRL(Learner):
     Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017.
     """
 
+    averages_by_task = False  # features of all classes are compared
+
     def __init__(
         self,
         network: nn.Module,
@@ -282,7 +284,10 @@ class ICaRL(Learner):
         return logits, F.normalize(features.flatten(1), dim=1)
 
     def statistics(self) -> dict[str, Any]:
-        return super().statistics() | {"memory_bytes": self.memory.bytes + self.current.bytes}
+        answers = sum(own.numel() * own.element_size() for own in self.answers.values())
+        return super().statistics() | {
+            "memory_bytes": self.memory.bytes + self.current.bytes + answers
+        }
 
     def follow(self, weights: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
         """What the network gave for exemplars has no value for outputs that came later."""

@@ -45,7 +45,7 @@ class Independent(Learner):
     """
 
     shares_outputs = False
-    one_network = False
+    one_network = averages_by_task = False
     STARTS = ("copy", "random")
 
     def __init__(

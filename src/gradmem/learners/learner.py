@@ -128,6 +128,8 @@ class Learner(Observing, ABC):
 
     #: Whether one network is trained in place, whose layers may be replaced or widened.
     one_network = True
+    #: Whether tasks can be predicted with different averages of the same weights.
+    averages_by_task = True
     #: Whether several processes can train the network together.
     distributes = False
     #: What makes the loss of outputs and y.
@@ -213,10 +215,10 @@ class Learner(Observing, ABC):
         make = optimizer or partial(torch.optim.SGD, lr=self.lr)
         noisy = self.passes.noise is not None
         self.prepare_steps(network, make, schedule, clip, seed, graphs, average, glances, noisy)
-        if self.averaged is not None and len(self.averaged) > 1 and not self.one_network:
+        if self.averaged is not None and len(self.averaged) > 1 and not self.averages_by_task:
             raise ValueError(
-                f"several averages are for one network, {type(self).__name__} has one per task: "
-                f"average must be one decay, got {average!r}"
+                f"several averages are chosen by the task, {type(self).__name__} predicts with "
+                f"one: average must be one decay, got {average!r}"
             )
         self._lock = Lock()
 
@@ -300,7 +302,7 @@ class Learner(Observing, ABC):
         if isinstance(memory := getattr(self, "memory", None), EpisodicMemory):
             counts["memory_bytes"] = memory.bytes
         if self.averaged is not None:
-            counts["average_bytes"] = self.averaged.bytes
+            counts["average_bytes"] = self.averaged.bytes_of(self.modules_by_task().values())
         if self._boundaries is None:
             return counts
         return counts | {"boundaries": [task.first for task in self.tasks]}
@@ -359,7 +361,8 @@ class Learner(Observing, ABC):
             return
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         try:
-            self.passes(module, x)
+            with torch.random.fork_rng(devices=[]):
+                self.passes(module, x)
         except ValueError as error:
             raise ValueError(
                 f"x must have more than one example for this network: {error}"

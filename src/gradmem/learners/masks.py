@@ -18,6 +18,7 @@ class OutputMasks:
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Tensor] = {}
+        self._checked: dict[Any, tuple[int, ...]] = {}
 
     def __call__(
         self,
@@ -36,9 +37,7 @@ class OutputMasks:
             return None
         if n is None:
             raise ValueError("how many outputs there are is known when something was observed")
-        classes = [
-            class_ids(f"outputs of task {t!r}", outputs[t]) if t in outputs else None for t in tasks
-        ]
+        classes = [self._ids(t, outputs[t]) if t in outputs else None for t in tasks]
         if grows:
             classes = [own and (tuple(c for c in own if c < n) or None) for own in classes]
         key = (n, device, *classes)
@@ -51,3 +50,11 @@ class OutputMasks:
                 row[list(own)] = True
             self._made[key] = masks.to(device)
         return self._made[key]
+
+    def _ids(self, t: Hashable | None, given: Sequence[int]) -> tuple[int, ...]:
+        """A task's outputs, sorted; tuples are checked once."""
+        if not isinstance(given, tuple):
+            return class_ids(f"outputs of task {t!r}", given)
+        if given not in self._checked:
+            self._checked[given] = class_ids(f"outputs of task {t!r}", given)
+        return self._checked[given]

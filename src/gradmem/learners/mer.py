@@ -124,13 +124,15 @@ class MER(Replay):
         self.note_steps(t, leaves(x)[0].device)
         loss = self.take_once("loss", t, look, x, y, mask, moves=False)
         assert loss is not None
-        for _ in range(self.glances):
+        for glance in range(self.glances):
+            self.steps += glance > 0
             for i in range(size(x)):
-                one = slice(i, i + 1)
+                one, last = slice(i, i + 1), i == size(x) - 1
                 batches = self._drawn(take(x, one), take(y, one), mask)
                 drawn = self.batches * leaves(batches[0])[0].shape[1]
                 self.count(drawn, drawn)
-                self.take_once("step", t, step, *batches, loss)
+                # averages of the weights follow once for the mini-batch
+                self.take_once(("step", last), t, step, *batches, loss, moves=last)
         self.memory.put(x, t, y, mask)
         return loss
 

@@ -42,7 +42,7 @@ class Multimodal(Learner):
     """
 
     shares_outputs = False
-    one_network = False
+    one_network = averages_by_task = False
 
     def __init__(self, network: nn.Module, **common: Unpack[Common]) -> None:
         if not isinstance(network, nn.Sequential) or len(network) < 2:
@@ -84,7 +84,7 @@ class Multimodal(Learner):
         return nn.Sequential(self.inputs.get(t, self.next_input), self.shared)
 
     def modules_by_task(self) -> dict[Hashable, nn.Module]:
-        return {t: self.module(t) for t in (None, *self.inputs)}
+        return {t: self.module(t) for t in self.inputs}
 
     def _add(self, t: Hashable) -> None:
         """An input layer for a new task; the one after it is drawn already."""

@@ -160,11 +160,11 @@ def follow(
 
 def unfollowed(optimizer: Optimizer) -> Callable[[], None]:
     """What gives an optimizer the parameters and the state back that it has now."""
-    params = [(group, list(group["params"])) for group in optimizer.param_groups]
-    state = dict(optimizer.state)
+    params = [list(group["params"]) for group in optimizer.param_groups]
+    state = {w: copy.deepcopy(own) for w, own in optimizer.state.items()}
 
     def undo() -> None:
-        for group, weights in params:
+        for group, weights in zip(optimizer.param_groups, params, strict=True):
             group["params"] = weights
         optimizer.state.clear()
         optimizer.state.update(state)

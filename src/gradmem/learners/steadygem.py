@@ -84,11 +84,13 @@ class SteadyGEM(SoftGEM):
     torch.Size([3])
     """
 
+    KEEP = "balanced"
+
     def __init__(  # type: ignore[misc]  # these have other defaults here
         self,
         network: nn.Module,
         *,
-        keep: str | Policy = "balanced",
+        keep: str | Policy = KEEP,
         margin: float = 0.1,
         soft: float = 0.5,
         match: float = 0.5,

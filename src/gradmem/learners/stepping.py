@@ -43,6 +43,7 @@ class Stepping:
     """The part of a learner that takes steps; `Learner` says what is learned."""
 
     network: nn.Module
+    one_network: bool
     optimizer: Optimizer
     steps: int
     updates: int
@@ -70,8 +71,9 @@ class Stepping:
             raise ValueError(f"seed must be below 2**63, got {seed}")
         self.clip = None if clip is None else positive("clip", clip)
         self.glances = positive_int("glances", glances)
-        self.averaged = None if average is None else Averages(average)
-        if self.averaged is not None:
+        by_part = not self.one_network
+        self.averaged = None if average is None else Averages(average, by_part=by_part)
+        if self.averaged is not None and self.one_network:
             self.averaged.tensors(network)
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._schedules: dict[Optimizer, LRScheduler] = {}
@@ -216,7 +218,7 @@ class Stepping:
     def take_once(
         self, key: Hashable, t: Hashable, step: Step, *inputs: Tree | None, moves: bool = True
     ) -> Tensor | None:
-        """`take` for one glance; `moves` says whether the step changes weights."""
+        """`take` for one glance; `moves` says whether averages of the weights follow it."""
         if self.graphed.records(inputs[0]):
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
@@ -328,7 +330,7 @@ class Stepping:
         try:
             yield
         except BaseException:  # an interrupt as well
-            for undo in self._undo:
+            for undo in reversed(self._undo):
                 undo()
             for part, values in before:
                 vars(part).update(values)

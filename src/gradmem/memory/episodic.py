@@ -173,7 +173,8 @@ class EpisodicMemory:
         self._rows: dict[tuple[Kind, Kind], Rows] = {}
         self._places: dict[Hashable, tuple[Rows, Row]] = {}
         self._version = 0  # changes with where examples lie, and how many others there are
-        self._others: tuple[Hashable, list[Stack]] | None = None
+        #: What they depend on, the tasks, their masks, and the stacks of all tasks but one.
+        self._others: tuple[Hashable, list[Hashable], Tensor | None, list[Stack]] | None = None
 
     def attach(
         self,
@@ -393,13 +394,17 @@ class EpisodicMemory:
         """
         key = (t, self._version, masks is _all_outputs)
         moved = any(rows.device != rows.home for rows in self._rows.values())
-        if self._others is None or self._others[0] != key or moved:
-            found = [
-                (rows, row) for rows in self._rows.values() for row in rows.rows if row.tasks != [t]
-            ]
-            stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
-            self._others = key, stacks
-        return self._others[1]
+        if self._others is not None and self._others[0] == key and not moved:
+            _, tasks, own, stacks = self._others
+            if masks(tasks) is own:
+                return stacks
+        found = [
+            (rows, row) for rows in self._rows.values() for row in rows.rows if row.tasks != [t]
+        ]
+        stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
+        tasks = [one for _, row in found for one in row.tasks]
+        self._others = key, tasks, masks(tasks), stacks
+        return stacks
 
     def like(self, t: Hashable) -> list[Hashable]:
         """The tasks whose examples are of the kind of task t's, itself among them."""

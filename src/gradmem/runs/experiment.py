@@ -14,6 +14,7 @@ import torch
 
 from gradmem.benchmarks import lookup
 from gradmem.benchmarks.benchmark import Benchmark
+from gradmem.benchmarks.code import code_of
 from gradmem.evaluation import Result, run
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.files import plain
@@ -82,7 +83,7 @@ class Experiment:
     held_out: float | None
     first_tasks: int | None
     code: str | None
-    """A hash of the user's files that define the parts; None if all parts are gradmem's."""
+    """A hash of code that is not gradmem's or a library's; None if there is none."""
 
     def __init__(
         self,
@@ -101,10 +102,11 @@ class Experiment:
     ) -> None:
         where, who = lookup.benchmark_reference(benchmark), lookup.learner_reference(learner)
         what, kind = lookup.find_benchmark(where), lookup.find_learner(who)
+        every_setting = _settings(what, lookup.shown(who), kind, settings or {})
         vars(self).update(
             benchmark=where,
             learner=who,
-            settings=_settings(what, lookup.shown(who), kind, settings or {}),
+            settings=every_setting,
             seed=non_negative_int("seed", seed),
             stream=_stream(what, stream),
             shuffled=shuffled,
@@ -112,13 +114,13 @@ class Experiment:
             device=_known(device),
             held_out=held_out,
             first_tasks=first_tasks,
-            code=lookup.code_of((what, kind)),
+            code=code_of((what, kind), every_setting),
         )
         if held_out is not None and positive("held_out", held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {held_out!r}")
         if first_tasks is not None:
             positive_int("first_tasks", first_tasks)
-            n_tasks = self.stream.get("n_tasks", first_tasks)
+            n_tasks = self.stream.get("n_tasks") or first_tasks
             if first_tasks > n_tasks:
                 raise ValueError(
                     f"first_tasks must be at most n_tasks, {n_tasks}, got {first_tasks}"

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from gradmem.benchmarks import lookup
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.files import plain
-from gradmem.learners import LEARNERS, Learner
+from gradmem.learners import Learner
 from gradmem.runs.experiment import Experiment, keep_continuums, settings_key
 from gradmem.runs.read_folder import Failure, Run
 from gradmem.sweeps.executors import Died, Elsewhere
@@ -84,10 +85,11 @@ class Compute:
     def _fresh(self, experiment: Experiment) -> Learner:
         """A learner in its first state: the last run's learner if only the seed differs.
 
-        Learners that are not gradmem's are made anew, since their state may not be complete.
+        Learners and networks that are not gradmem's are made anew, since their state may not be
+        complete.
         """
         group = self._group_of(experiment)
-        known = experiment.learner in LEARNERS
+        known = lookup.is_own(experiment.learner) and lookup.is_own(experiment.benchmark)
         if self._learner is None or group != self._group or not known:
             self._learner = None  # frees its memory
             self._learner, self._group = experiment.new_learner(), group

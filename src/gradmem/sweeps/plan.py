@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import product
+from itertools import count, islice, product
 from typing import Any
 
 from gradmem.benchmarks import lookup
@@ -121,8 +122,14 @@ class Sweep:
         final = self.final_seeds
         if not final:
             as_published = self.select == "test-as-published"
-            final = self.seeds if as_published else final_numbers(self.select, len(self.seeds))
+            fresh = (n for n in count(FIRST_FINAL_SEED) if n not in self.seeds)
+            final = self.seeds if as_published else tuple(islice(fresh, len(self.seeds)))
         object.__setattr__(self, "final_seeds", _seeds("final_seeds", final))
+        used = {*self.seeds} & {*self.final_seeds}
+        if used and self.select != "test-as-published":
+            raise ValueError(
+                f"final_seeds must be others than the seeds to choose with, got {min(used)} in both"
+            )
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
@@ -214,7 +221,7 @@ class Sweep:
     def extended(self, other: Sweep) -> Sweep:
         """This sweep with the values, seeds and trials of another; all else must be the same."""
         for name in ("select", "held_out", "first_tasks", "common", "search"):
-            if getattr(self, name) != getattr(other, name):
+            if plain(getattr(self, name)) != plain(getattr(other, name)):
                 raise ValueError(
                     f"a sweep can be extended by values, seeds and trials, but its {name} is "
                     f"{getattr(self, name)!r}, got {getattr(other, name)!r}: choose another folder"
@@ -229,7 +236,8 @@ class Sweep:
                         "choose another folder for other settings"
                     )
                 grids[benchmark][learner] = {
-                    name: [*dict.fromkeys([*known[name], *grid[name]])] for name in known
+                    name: [*{json.dumps(v): v for v in [*known[name], *grid[name]]}.values()]
+                    for name in known
                 }
         return replace(
             self,
