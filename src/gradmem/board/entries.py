@@ -100,13 +100,17 @@ def _cmaml(lr: list[float], alpha: list[float]) -> dict[str, list[Any]]:
     return {"lr": lr, **inner, "glances": [5], "clip": [2.0], **ROW}
 
 
-def _averaged_replay(learner: str, title: str, **own: list[float]) -> Entry:
-    both: dict[str, list[Any]] = {**own, "sample": [50], "average": [AVERAGES]}
-    grid = {"lr": [0.03, 0.1], **both, "glances": [3], **ROW}
+def _averaged_replay(learner: str, title: str, own: Grid, searched: Grid) -> Entry:
+    both: Grid = {**own, "sample": [50], "average": [AVERAGES]}
+    several: Grid = {**both, "glances": [3], **ROW}
     return Entry(
         f"{learner} with averages",
         learner,
-        {MANY: {**grid, "lr": [0.1]}, "mnist": grid, CIFAR: {"lr": [0.05], **both}},
+        {
+            MANY: {"lr": [0.1], **several},
+            "mnist": {**searched, **several},
+            CIFAR: {"lr": [0.05], **both},
+        },
         memory="budget",
         notes=f"{title} with SteadyGEM's averages, to tell what is theirs.",
     )
@@ -228,8 +232,13 @@ _ALL = (
         {"mnist": {"lr": [0.01, 0.03, 0.1], "average": [AVERAGES]}},
         notes="Plain SGD with SteadyGEM's averages, to tell what is theirs.",
     ),
-    _averaged_replay("er", "ER"),
-    _averaged_replay("derpp", "DER++", alpha=[0.5], beta=[1.0]),
+    _averaged_replay("er", "ER", {}, {"lr": [0.03, 0.1]}),
+    _averaged_replay(
+        "derpp",
+        "DER++",
+        {"alpha": [0.5], "beta": [1.0]},
+        {"lr": [0.1, 0.2], "input_dropout": [0.0, 0.05]},
+    ),
     Entry(
         "mer",
         "mer",
