@@ -343,3 +343,18 @@ def test_a_reservoir_keeps_every_example_with_the_same_probability():
         counts[memory["a"][1]] += 1
     assert counts.sum() == 2000
     assert (counts - 50).abs().max() < 30  # σ is 6.6
+
+
+@pytest.mark.parametrize("way", ["loop", "batched", "gram"])
+def test_examples_added_to_another_task_count_in_the_next_step(way):
+    model = gm.mlp([4, 8, 3])
+    memory = filled(model, "ab", gradients=way, margin=0.0, memories=16)
+    descend(model)
+    memory.project_("c")
+    memory.add(*batch(seed=7)[:1], "a", batch(seed=7)[1])
+    descend(model)
+    memory.project_("c")
+    (loss,) = [F.cross_entropy(model(x), y) for x, y in [memory.memory["a"]]]
+    by_all = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])])
+    assert memory.violations
+    assert by_all @ gradient(model) > -1e-6

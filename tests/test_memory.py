@@ -5,6 +5,7 @@ import torch
 
 import gradmem as gm
 from gradmem.memory import EpisodicMemory
+from gradmem.memory.policies.first import First
 from gradmem.memory.policies.last import Last
 
 
@@ -367,3 +368,32 @@ def test_a_memory_of_its_own_has_its_own_policy_also_where_a_learner_has_another
     assert learner.memory.policy.name == "last"
     with pytest.raises(ValueError, match="memory has limits of its own"):
         gm.SteadyGEM(gm.mlp([4, 8, 3]), memory=gm.EpisodicMemory(5), keep="reservoir")
+
+
+def test_what_is_added_to_another_task_is_among_the_others_at_once():
+    memory = gm.EpisodicMemory(6)
+    for n in (2, 4):
+        memory.add(torch.full((2, 1), float(n)), "b", torch.tensor([0, 1]))
+        (stack,) = memory.others("c")
+        assert stack.counts == (n,)
+
+
+class Picky(First):
+    """Keeps nothing of task b."""
+
+    name = "picky"
+
+    def places(self, row, n, generator):
+        if "b" not in row.tasks:
+            yield from super().places(row, n, generator)
+
+
+@pytest.mark.parametrize("gradients", ["auto", "loop", "gram"])
+@pytest.mark.parametrize("tasks", ["bac", "abca"])
+def test_a_task_of_which_nothing_is_kept_is_no_constraint(tasks, gradients):
+    learner = gm.GEM(gm.mlp([4, 8, 3]), memories=5, keep=Picky(), gradients=gradients)
+    for t in tasks:
+        learner.observe(torch.randn(4, 4), t, torch.tensor([0, 1, 2, 0]))
+    assert learner.memory.count("b") == 0
+    assert "b" not in learner.constraints.last.tasks
+    assert len(learner.constraints.gradients()) == 3

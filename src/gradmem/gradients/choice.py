@@ -147,7 +147,8 @@ def few_examples(stacks: list[Stack]) -> Stack | None:
     for first, second in itertools.combinations(ends, 2):
         if kind(_examples(first)) != kind(_examples(second)) or first.key == second.key:
             continue
-        n = min(3, *first.counts, *second.counts)
+        if (n := min(3, *first.counts, *second.counts)) == 0:
+            continue
         filled = (slice(None), slice(n))
         x, y = (
             tree_map(lambda *pair: torch.cat(pair), take(one, filled), take(other, filled))

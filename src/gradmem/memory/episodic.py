@@ -175,6 +175,7 @@ class EpisodicMemory:
         self._version = 0  # changes with where examples lie, and how many others there are
         #: What they depend on, the tasks, their masks, and the stacks of all tasks but one.
         self._others: tuple[Hashable, list[Hashable], Tensor | None, list[Stack]] | None = None
+        self._others_of: Hashable = None
 
     def attach(
         self,
@@ -267,8 +268,8 @@ class EpisodicMemory:
         rows, row = self._places[t]
         count = row.count
         rows.add(row, self._offer(x, t, y, mask), self.policy, self._generator)
-        if len(row.tasks) > 1 and row.count != count:
-            self._version += 1  # it is among the others of its own task, too
+        if row.count != count and (len(row.tasks) > 1 or self._others_of != t):
+            self._version += 1  # it is among the others that were last asked for
 
     def takes_many(self, t: Hashable) -> bool:
         """Whether many of task t's examples can be added at once, with the same outcome.
@@ -390,7 +391,8 @@ class EpisodicMemory:
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed.
 
-        A row that t shares with others is among them. `masks` says which outputs are a task's.
+        A row that t shares with others is among them, one that has no examples is not. `masks` says
+        which outputs are a task's.
         """
         key = (t, self._version, masks is _all_outputs)
         moved = any(rows.device != rows.home for rows in self._rows.values())
@@ -399,11 +401,14 @@ class EpisodicMemory:
             if masks(tasks) is own:
                 return stacks
         found = [
-            (rows, row) for rows in self._rows.values() for row in rows.rows if row.tasks != [t]
+            (rows, row)
+            for rows in self._rows.values()
+            for row in rows.rows
+            if row.tasks != [t] and row.count
         ]
         stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
         tasks = [one for _, row in found for one in row.tasks]
-        self._others = key, tasks, masks(tasks), stacks
+        self._others, self._others_of = (key, tasks, masks(tasks), stacks), t
         return stacks
 
     def like(self, t: Hashable) -> list[Hashable]:
