@@ -164,6 +164,13 @@ def test_a_function_names_the_task_of_a_batch(tmp_path):
     assert watch.worst > -1e-4
 
 
+def test_each_fit_remembers_in_its_first_epoch(tmp_path):
+    data, gem, module = tasks(), GEMCallback(memories=200), make()
+    for gem.task, epochs in ((0, 3), (1, 2), (0, 2)):
+        trainer(tmp_path, gem, max_epochs=epochs).fit(module, loader(data[gem.task]))
+    assert {t: gem.memory.memory.count(t) for t in gem.memory.memory} == {0: 96, 1: 48}
+
+
 def test_another_loss(tmp_path):
     data = {t: TensorDataset(torch.randn(16, 6), torch.randn(16, 3)) for t in range(2)}
     gem = GEMCallback(F.mse_loss, memories=8, margin=0.0)

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -147,6 +149,61 @@ def test_settings_that_have_one_name_are_told_apart(one, other):
         for value in (one, copy.deepcopy(one), other)
     ]
     assert keys[0] == keys[1] != keys[2]
+
+
+def _closing(value):
+    return lambda x: (x, value)[0]
+
+
+class Hidden:
+    """Has all that counts in private attributes."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def __call__(self, x):
+        return x * self._value
+
+    def method(self, x):
+        return x * self._value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_closing(torch.optim.SGD), _closing(torch.optim.Adam)),
+        (_closing(np.zeros(3)), _closing(np.ones(3))),
+        (_closing(partial(min, 1)), _closing(partial(min, 2))),
+        (_closing(torch.relu), _closing(torch.tanh)),
+        (_closing({"a", "b", "c"}), _closing({"a", "b", "d"})),
+        (Hidden(1), Hidden(2)),
+        (Hidden(1).method, Hidden(2).method),
+    ],
+    ids=["class", "array", "partial", "built-in", "set", "object", "method"],
+)
+def test_what_a_function_was_made_with_is_part_of_the_key(one, other):
+    keys = [
+        Experiment("mnist-rotations", "gem", {"transform": value}, data="sample", **TINY).key
+        for value in (one, other)
+    ]
+    assert keys[0] != keys[1]
+    learners = [lambda network, v=v: gm.Single(network, transform=v) for v in (one, other)]
+    assert len({learner_reference(learner) for learner in learners}) == 2
+
+
+def test_a_key_is_the_same_in_every_process():
+    """Whatever the order of a set is there."""
+    script = """
+from gradmem.runs.experiment import Experiment
+def make(): return lambda x: x if "a" in {"a", "b", "c", "dd", "eee"} else 0
+print(Experiment("mnist-rotations", "gem", {"transform": make()}, data="sample").key)
+"""
+    found = {
+        subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True,
+                       env=os.environ | {"PYTHONHASHSEED": seed}).stdout
+        for seed in "123"
+    }  # fmt: skip
+    assert len(found) == 1
 
 
 def test_code_that_is_in_no_file_is_part_of_the_key(tmp_path):

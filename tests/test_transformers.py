@@ -16,13 +16,24 @@ import gradmem as gm
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from gradmem.gradients.flat import flat, parameters
 from gradmem.integrations.hugging_face import HEADS, head_of, lengthened, objective_of
 from gradmem.integrations.transformers import GEMCallback, GEMTrainer
 
 from .hugging_face import (
+    ENDS,
+    SIZES,
     VOCABULARY,
     classifier,
     gpt2,
@@ -269,6 +280,30 @@ def test_memories_of_all_tasks_have_one_length(tmp_path):
     assert x["input_ids"].shape == (8, 12)
 
 
+def test_memories_are_padded_with_the_models_token(tmp_path):
+    """A classifier of GPT-2 finds the end of a sequence by it."""
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    calm = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    torch.manual_seed(0)
+    config = GPT2Config(**sizes, **calm, pad_token_id=1, num_labels=2)
+    model = GPT2ForSequenceClassification(config)
+    tasks = {
+        name: [{"input_ids": torch.randint(2, VOCABULARY, (n,)).tolist(), "labels": i % 2}
+               for i in range(16)]
+        for name, n in (("short", 6), ("long", 12))
+    }  # fmt: skip
+    gem = {"memories": 16, "keep": "first"}
+    trainer = GEMTrainer(
+        model, arguments(tmp_path), default_data_collator, tasks, gradients="loop", **gem
+    )
+    trainer.train()
+    batch = default_data_collator(tasks["short"])
+    own = torch.autograd.grad(model(**batch).loss, [*model.parameters()])
+    expected = torch.cat([g.flatten() for g in own])
+    (found,) = trainer.gem.memory.gradients(["short"])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
 class StopError(Exception):
     """An interruption."""
 
@@ -310,6 +345,21 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, constrain, sett
         assert torch.equal(one, other)
     assert second.result.R.tolist() == undisturbed.result.R.tolist()
     assert second.gem.memory.steps == undisturbed.gem.memory.steps
+
+
+def test_going_on_is_with_the_run_that_was_begun_last(tmp_path):
+    """Also where an older one left checkpoints of later tasks in the same folder."""
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    make(tmp_path / "a", tests=TESTS, learning_rate=0.001, **settings).train()
+    interrupted = make(tmp_path / "a", tests=TESTS, **settings)
+    interrupted.add_callback(Interrupt(interrupted.gem, "plus one", 5))
+    with pytest.raises(StopError):
+        interrupted.train()
+    resumed = make(tmp_path / "a", tests=TESTS, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    undisturbed = make(tmp_path / "b", tests=TESTS, **settings)
+    undisturbed.train()
+    assert resumed.result.R.tolist() == undisturbed.result.R.tolist()
 
 
 def test_a_callback_resumes_from_its_checkpoint(tmp_path):
@@ -474,6 +524,23 @@ def test_label_smoothing_acts_at_the_memories_too(tmp_path):
     g = torch.autograd.grad(own, parameters(trainer.model))
     (row,) = memory.gradients(["plus one"])
     torch.testing.assert_close(row, flat(g, parameters(trainer.model)), rtol=1e-4, atol=1e-6)
+
+
+def test_label_smoothing_replaces_a_models_loss_of_another_kind(tmp_path):
+    """As in the Trainer, which then takes the logits alone."""
+    config = MixtralConfig(
+        **SIZES, num_key_value_heads=2, num_local_experts=2, output_router_logits=True,
+        router_aux_loss_coef=0.5, **ENDS,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(config)
+    trainer = make(tmp_path, model, label_smoothing_factor=0.5, gem={"memories": 48})
+    trainer.train()
+    batch = padded(TASKS["plus one"])
+    own = torch.autograd.grad(trainer.compute_loss(model, dict(batch)), [*model.parameters()])
+    expected = torch.cat([g.flatten() for g in own])
+    (found,) = trainer.gem.memory.gradients(["plus one"])
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_torch_datasets_and_lists_are_tasks_too(tmp_path):

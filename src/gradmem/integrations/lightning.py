@@ -41,8 +41,9 @@ class GEMCallback(Callback):
     them afterwards: they are projected first. "update" is projected when the batch ends. Where a
     step is made of several batches, its task is the last one's.
 
-    A task's examples are remembered after the step, in the first epoch in which it is met. A
-    checkpoint has the memories as plain tensors in the callback's state; `fit(ckpt_path=…)` goes on
+    A task's examples are remembered after the step, in the first epoch of a `fit` in which it is
+    met; those of a task that comes back in another `fit` are remembered as new ones. A checkpoint
+    has the memories as plain tensors in the callback's state; `fit(ckpt_path=…)` goes on
     with them. Training in several processes is refused: each would remember other examples.
 
     Examples
@@ -66,7 +67,8 @@ class GEMCallback(Callback):
         self.split = _pair if split is None else split
         #: The memory and its projection; None until the first `fit` begins.
         self.memory: GradientMemory | None = None
-        self._epochs: dict[Hashable, int] = {}  # task → the epoch in which it was met first
+        #: Task → the epoch of this `fit` in which it was met first.
+        self._epochs: dict[Hashable, int] = {}
         self._now: Hashable = None
         self._step = ExitStack()
         self._state: dict[str, Any] | None = None
@@ -86,6 +88,7 @@ class GEMCallback(Callback):
         elif self.memory.model is not pl_module:
             raise ValueError("the memory belongs to another module: make a new GEMCallback")
         self._step.pop_all()  # of a step that was not taken to its end
+        self._epochs = {}
         if self._state is not None:
             self.memory.load_state_dict(self._state["memory"])
             self._epochs = dict(self._state["epochs"])

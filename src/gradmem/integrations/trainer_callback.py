@@ -14,12 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from gradmem.gradient_memory import GradientMemory
-from gradmem.integrations.hugging_face import Head, head_of, lengthened, objective_of, split
+from gradmem.integrations.hugging_face import (
+    HEADS,
+    Head,
+    head_of,
+    lengthened,
+    objective_of,
+    split,
+)
 from gradmem.trees import Tree, take, to
 from gradmem.validation import positive_int
 
 try:
     from transformers import TrainerCallback
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
     from transformers.utils import find_labels
 except ImportError as error:
@@ -136,6 +144,10 @@ class GEMCallback(TrainerCallback):
             few = dataloader.collate_fn(some_of(dataloader.dataset, 8, args))
             x, labels = self.split(few, args)
             self.head = head_of(model, x, labels)
+            if args.label_smoothing_factor and self.head is None and [*labels] == ["labels"]:
+                # the Trainer then takes the logits' own loss, whatever the model's is
+                causal = inside._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+                self.head = HEADS["next token" if causal else "class"]
         objective = objective_of(
             model, self.head, args.label_smoothing_factor, self.compute_loss_func
         )
@@ -153,9 +165,9 @@ class GEMCallback(TrainerCallback):
         some = some_of(dataloader.dataset, self.candidates, args)
         batch = dataloader.collate_fn(some)
         if self.max_length is not None:
-            token = getattr(tokenizer, "pad_token_id", None)
+            token = _pad_token(tokenizer, self.memory.model)
             left = getattr(tokenizer, "padding_side", "right") == "left"
-            batch = lengthened(batch, self.max_length, token or 0, left, self._takes_mask)
+            batch = lengthened(batch, self.max_length, token, left, self._takes_mask)
         x, y = self.split(batch, args)
         for start in range(0, len(some), args.train_batch_size):
             part = slice(start, start + args.train_batch_size)
@@ -240,6 +252,14 @@ def some_of(dataset: Any, n: int, args: Any) -> list[Any]:
 
 def _folder(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+
+def _pad_token(tokenizer: Any, network: Any) -> int:
+    """What sequences are padded with: the tokenizer's token, else the model's, else 0."""
+    config: Any = getattr(_unwrapped(network.model), "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else None
+    tokens = (getattr(one, "pad_token_id", None) for one in (tokenizer, config, text))
+    return next((token for token in tokens if isinstance(token, int)), 0)
 
 
 def _unwrapped(model: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradmem.checkpoint import load_state
 from gradmem.evaluation import Result
 from gradmem.evaluation.scores import name_of
+from gradmem.files import write_whole
 from gradmem.gradients import evaluating
 from gradmem.gradients.precision import computing_in
 from gradmem.integrations.hugging_face import IGNORED
@@ -31,6 +32,9 @@ except ImportError as error:
     ) from error
 
 __all__ = ["GEMCallback", "GEMTrainer"]
+
+#: A file in `output_dir` that says when the last run began; its checkpoints say the same.
+STARTED = "gradient_memory_started"
 
 #: logits (n, …, classes), labels (n, …) → one value per label, or per example.
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -145,24 +149,29 @@ class GEMTrainer(Trainer):
         self.train_dataset = next(iter(self.tasks.values()))
         self.gem.start(self.args, self.model, self.get_train_dataloader())
         self._find_length()
-        begin = 0
+        begin, started = 0, str(time.time_ns())
         if checkpoint is not None:
-            notes = load_state(checkpoint / FILE, "GradientMemory")["others"]["notes"]
+            notes = _notes(checkpoint)
             if notes["tasks"] != [*self.tasks]:
                 raise ValueError(
                     f"{checkpoint} is of a run on {notes['tasks']}, got {[*self.tasks]}"
                 )
             begin, self._rows = notes["begin"], notes["rows"]
+            started = notes.get("started", started)
             self._examples, self._seconds = notes["examples"], notes["seconds"]
             self.gem.load(checkpoint)
         else:
             self._measure()
+        if self.args.should_save:
+            os.makedirs(self.args.output_dir, exist_ok=True)
+            write_whole(Path(self.args.output_dir) / STARTED, started)
         for i, (task, dataset) in enumerate(self.tasks.items()):
             if i < begin:
                 continue
             self.gem.task, self.train_dataset = task, dataset
             self.gem.notes = {
                 "tasks": [*self.tasks],
+                "started": started,
                 "begin": i,
                 "rows": self._rows,
                 "examples": self._examples,
@@ -171,7 +180,7 @@ class GEMTrainer(Trainer):
             if self._makes_optimizer:
                 self.optimizer: Any = None
                 self.lr_scheduler: Any = None
-            started = time.perf_counter()
+            begun = time.perf_counter()
             set_seed(self.args.seed + i)  # a task begins as it does after an interruption
             with self._folder_of(i):
                 resumed = None if checkpoint is None else str(checkpoint)
@@ -179,11 +188,16 @@ class GEMTrainer(Trainer):
             checkpoint = None
             # new objects: what the notes refer to is not changed
             seconds, evaluation = self._seconds
-            self._seconds = [seconds + time.perf_counter() - started, evaluation]
-            seen = self.state.global_step * self.get_total_train_batch_size(self.args)
-            self._examples = [*self._examples, self._examples[-1] + seen]
+            self._seconds = [seconds + time.perf_counter() - begun, evaluation]
+            self._examples = [*self._examples, self._examples[-1] + self._seen(dataset)]
             self._measure()
         return output
+
+    def _seen(self, dataset: Any) -> int:
+        """How many examples a task was trained on, those of several epochs each time."""
+        if isinstance(dataset, Sized) and self.state.epoch is not None:
+            return round(float(self.state.epoch) * len(dataset))
+        return int(self.state.global_step * self.get_total_train_batch_size(self.args))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """`Trainer`'s; the gradient of a whole step is projected, before it is clipped."""
@@ -306,19 +320,23 @@ class GEMTrainer(Trainer):
         self.gem.max_length = longest
 
     def _checkpoint(self, asked: str | bool | None) -> Path | None:
-        """The folder to go on from; True stands for the last one that is whole."""
+        """The folder to go on from; True for the last one that is whole, of the run begun last."""
         if not asked:
             return None
         if asked is not True:
             if not (Path(asked) / FILE).exists():
                 raise ValueError(f"{asked} is no checkpoint of a GEMTrainer: it has no {FILE}")
             return Path(asked)
+        folder = Path(self.args.output_dir)
+        begun = folder / STARTED
+        started = begun.read_text("utf-8") if begun.exists() else None
         for i in reversed(range(len(self.tasks))):
-            found = Path(self.args.output_dir).glob(f"task-{i}/checkpoint-*/{FILE}")
+            found = folder.glob(f"task-{i}/checkpoint-*/{FILE}")
             steps = sorted(found, key=lambda file: int(file.parent.name.split("-")[-1]))
-            if steps:
-                return steps[-1].parent
-        raise ValueError(f"no checkpoint of a GEMTrainer in {self.args.output_dir}")
+            for file in reversed(steps):
+                if started is None or _notes(file.parent).get("started") == started:
+                    return file.parent
+        raise ValueError(f"no checkpoint of a GEMTrainer's last run in {self.args.output_dir}")
 
     @contextmanager
     def _folder_of(self, i: int) -> Iterator[None]:
@@ -341,6 +359,12 @@ class GEMTrainer(Trainer):
         _multiply(self.model, 1 / scale)
         yield
         _multiply(self.model, scale)
+
+
+def _notes(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint's file says of the tasks before."""
+    notes: dict[str, Any] = load_state(checkpoint / FILE, "GradientMemory")["others"]["notes"]
+    return notes
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -256,11 +256,14 @@ def memory_lines(rows: Sequence[Row]) -> list[MemoryLine]:
 
 
 def flat_config(run: Run) -> dict[str, Any]:
-    """A run's config without its seed, the learner's settings among the other entries."""
+    """A run's config without its seed, the learner's settings among the other entries.
+
+    A setting that has the name of another entry is called `settings.NAME`.
+    """
     others = (*SEEDS, "settings")
     flat = {name: value for name, value in run.config.items() if name not in others}
     settings: dict[str, Any] = run.config.get("settings", {})
-    return flat | settings
+    return flat | {f"settings.{k}" if k in flat else k: v for k, v in settings.items()}
 
 
 def _without_memory(run: Run) -> dict[str, Any]:
