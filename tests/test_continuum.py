@@ -294,3 +294,16 @@ def test_permutations_move_every_pixel_of_every_image_alike():
         assert not torch.equal(one.test.x, plain)
     first, second = (one.test.x for one in continuum.tasks)
     assert not torch.equal(first, second)
+
+
+def test_a_task_that_comes_back_with_the_same_examples_is_not_trained_on_its_tests():
+    x = torch.arange(40.0)[:, None]
+    y = torch.zeros(40, dtype=torch.long)
+    once = gm.Continuum([gm.Task("a", (x, y), (x, y)), gm.Task("b", (x, y), (x, y))])
+    held = (once + once[0]).held_out(0.25)
+    tests = {*held.tests["a"].x.flatten().tolist()}
+    assert len(tests) == len(held.tests["a"]) == 10
+    for task in held.tasks:
+        if task.t == "a":
+            assert not tests & {*task.train.x.flatten().tolist()}
+            assert len(task.train) == 30

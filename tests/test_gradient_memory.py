@@ -363,3 +363,146 @@ def test_examples_added_to_another_task_count_in_the_next_step(way):
     expected = projected(new)
     assert not torch.allclose(before, expected, atol=1e-4)
     assert torch.allclose(projected(memory), expected, atol=1e-6)
+
+
+def changed_weight(loss, net):
+    loss.weight = torch.tensor([0.2, 3.0, 9.0])
+
+
+def changed_smoothing(loss, net):
+    loss.label_smoothing = 0.4
+
+
+def changed_attribute(loss, net):
+    net.temperature = 4.0
+
+
+def changed_tensor(loss, net):
+    net.gate = torch.tensor([0.0, 1.0, 0.0])
+
+
+def changed_layer(loss, net):
+    net.body[1] = nn.Tanh()
+
+
+def added_hook(loss, net):
+    net.body[0].register_forward_hook(lambda part, x, outputs: outputs * 3)
+
+
+class Gated(nn.Module):
+    """Has attributes that are no parameters and no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.temperature, self.gate = gm.mlp([4, 8, 3]), 1.0, torch.ones(3)
+
+    def forward(self, x):
+        return self.body(x) * self.gate / self.temperature
+
+
+class Plain(nn.Sequential):
+    @property
+    def body(self):
+        return self
+
+
+@pytest.mark.parametrize("kind", [Gated, Plain])
+@pytest.mark.parametrize(
+    "change",
+    [changed_weight, changed_smoothing, changed_attribute, changed_tensor, changed_layer,
+     added_hook],
+    ids=lambda change: change.__name__,
+)  # fmt: skip
+def test_what_is_changed_between_steps_is_what_is_computed(kind, change):
+    """By whatever way was chosen before."""
+    net = Gated() if kind is Gated else Plain(*gm.mlp([4, 8, 3]))
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    memory = gm.GradientMemory(net, loss, memories=8)
+    for seed, t in enumerate("abc"):
+        x, y = batch(seed=seed)
+        memory.add(x, t, y)
+    memory.gradients()
+    change(loss, net)
+    rows = []
+    for t in "abc":
+        x, y = memory.memory[t]
+        own = torch.autograd.grad(loss(net(x), y), [*net.parameters()])
+        rows.append(torch.cat([g.flatten() for g in own]))
+    assert torch.allclose(memory.gradients(), torch.stack(rows), atol=1e-6)
+
+
+class Centred(nn.Module):
+    """Mixes examples, in training mode alone."""
+
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+def test_a_way_that_was_chosen_in_another_mode_is_not_taken():
+    net = nn.Sequential(nn.Linear(4, 8), Centred(), nn.ReLU(), nn.Linear(8, 3)).eval()
+    memory = filled(net, "abc")
+    memory.gradients()
+    chosen = memory.engine.method
+    net.train()
+    loop = filled(net, "abc", gradients="loop")
+    assert torch.allclose(memory.gradients(), loop.gradients(), atol=1e-6)
+    net.eval()
+    memory.gradients()
+    assert memory.engine.method == chosen
+
+
+class Focal(nn.CrossEntropyLoss):
+    def forward(self, outputs, y):
+        each = F.cross_entropy(outputs, y, reduction="none")
+        return ((1 - (-each).exp()) ** 2 * each).mean()
+
+
+@pytest.mark.parametrize("way", ["auto", "chain", "batched", "func", "loop", "gram"])
+def test_a_loss_that_inherits_from_torchs_is_itself(way):
+    net = gm.mlp([4, 8, 3])
+    memory = gm.GradientMemory(net, Focal(), gradients=way, margin=0.0)
+    for seed, t in enumerate("abc"):
+        x, y = batch(seed=seed)
+        memory.add(x, t, y)
+    x, y = memory.memory["a"]
+    own = torch.autograd.grad(Focal()(net(x), y), [*net.parameters()])
+    expected = torch.cat([g.flatten() for g in own])
+    assert torch.allclose(memory.gradients()[0], expected, atol=1e-6)
+
+
+def test_a_class_that_is_ignored_may_have_any_number():
+    net, loss = gm.mlp([4, 8, 3]), nn.CrossEntropyLoss(torch.ones(3), ignore_index=255)
+    memory = gm.GradientMemory(net, loss)
+    for seed, t in enumerate("abc"):
+        x, y = batch(seed=seed)
+        if t == "c":
+            y[:2] = 255
+        memory.add(x, t, y)
+        if t != "a":
+            rows = memory.gradients()
+    x, y = memory.memory["c"]
+    own = torch.autograd.grad(loss(net(x), y), [*net.parameters()])
+    assert torch.allclose(rows[-1], torch.cat([g.flatten() for g in own]), atol=1e-6)
+
+
+def test_gradients_have_a_dtype_that_holds_those_of_all_layers():
+    first, relu, last = gm.mlp([4, 8, 3])
+    net = nn.Sequential(first.bfloat16(), relu, last)
+    net[1].register_forward_hook(lambda part, x, outputs: outputs.float())
+    net.register_forward_pre_hook(lambda part, x: (x[0].bfloat16(),))
+    memory = filled(net, "ab", gradients="loop")
+    assert memory.gradients().dtype == torch.float32
+
+
+def test_many_gradients_in_half_precision_are_finite():
+    net = nn.Linear(300, 300).half()
+    memory = filled_halves(net)
+    for w in net.parameters():
+        w.grad = torch.ones_like(w)
+    memory.project_("b")
+
+
+def filled_halves(net):
+    memory = gm.GradientMemory(net, F.mse_loss, margin=0.0)
+    memory.add(torch.zeros(2, 300).half(), "a", torch.zeros(2, 300).half())
+    return memory

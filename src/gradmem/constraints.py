@@ -310,7 +310,7 @@ class Constraints:
 
     def _is_finite(self, gradients: Sequence[Tensor]) -> bool:
         """Whether gradients are finite; raises unless such steps are skipped."""
-        summed = sum((gradient.sum() for gradient in gradients), torch.zeros(()))
+        summed = sum((_sum(gradient) for gradient in gradients), torch.zeros(()))
         total = float(summed if self.processes is None else self.processes.agree(summed))
         if math.isfinite(total):
             return True
@@ -331,7 +331,7 @@ class Constraints:
         if not isinstance(G, Tensor):
             return  # it is not known before the step
         if not G.is_cuda:
-            if not G.sum().isfinite():
+            if not _sum(G).isfinite():
                 raise FloatingPointError("the gradients at the memories are not finite")
         elif g is not None:
             bad = ~G.sum().isfinite()
@@ -462,3 +462,8 @@ class Constraints:
                 self.shortlist.load_state_dict(state["shortlist"], self._weights[0].device)
         self.engine.use(state["method"])
         self.engine.outlook.calm = non_negative_int("calm", state.get("calm", 0))
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Their sum, not in half precision, which many ordinary numbers are too much for."""
+    return values.sum(dtype=torch.promote_types(values.dtype, torch.float32))

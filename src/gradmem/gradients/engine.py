@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -84,6 +84,10 @@ class MemoryGradients:
         """Forget what was chosen and measured: the network has other parameters now."""
         self.method = None if self._asked == "auto" else self._asked
         self._compute: Method | None = None
+        #: The modules, and which have hooks; their modes, and what was chosen in other modes.
+        self._looks: list[tuple[nn.Module, bool]] | None = None
+        self._modes: tuple[bool, ...] | None = None
+        self._choices: dict[tuple[bool, ...], tuple[str | None, Method | None]] = {}
         self._passes.forget()
         self._buffer: Tensor | None = None
         self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
@@ -101,7 +105,26 @@ class MemoryGradients:
         if method is None or self._asked != "auto" or method == self.method:
             return
         _check_method(one_of("the state's method", method, [*METHODS, "gram"]), self.objective)
-        self.method, self._compute = method, None
+        self.method, self._compute, self._modes = method, None, None
+
+    def _follow(self) -> None:
+        """Choose again where modules were replaced, got hooks, or learn in another mode.
+
+        What was chosen in a mode is known when it comes back.
+        """
+        modules = [*self.objective.network.modules()]
+        looks = [(part, _has_hooks(part)) for part in modules]
+        if looks != self._looks:
+            if self._looks is not None:
+                self.start_again()
+            self._looks = looks
+        modes = tuple([part.training for part in modules])
+        if self._modes is not None and modes != self._modes:
+            self._choices[self._modes] = self.method, self._compute
+            new = None if self._asked == "auto" else self._asked
+            self.method, self._compute = self._choices.get(modes, (new, None))
+            self.moves_buffers = mixes_examples(self.objective.network)
+        self._modes = modes
 
     @property
     def n_parameters(self) -> int:
@@ -129,6 +152,7 @@ class MemoryGradients:
 
     def stores(self, stacks: list[Stack]) -> bool:
         """Whether G is stored for these tasks."""
+        self._follow()
         k = sum(map(len, stacks))
         if self._asked == "auto" and self.method != "gram" and k > self.most_stored:
             self.method, self._compute, self._buffer = "gram", None, None
@@ -198,6 +222,7 @@ class MemoryGradients:
 
     def __call__(self, stacks: list[Stack]) -> Tensor:
         """G: (k, p) for the tasks in the stacks, in order; overwritten by the next call."""
+        self._follow()
         G = self._rows(sum(len(stack) for stack in stacks))
         compute = loop_gradients if self.method == "gram" else self._ready(stacks)
         with torch.enable_grad(), computing_in(self.precision, G.device):
@@ -225,7 +250,7 @@ class MemoryGradients:
         """
         batch = Stack.of_batch(x, y, mask, t, first)
         k = sum(len(stack) for stack in stacks)
-        g = parameters(self.objective.network)[0].new_empty((1, self.n_parameters))
+        g = self._new_rows(1)
         if not self.stores(stacks):
             return self.at(stacks), *self._batch_alone(batch, g, first)
         # Alone, a batch takes the loop whatever was chosen since: a learner that is put back to its
@@ -352,10 +377,21 @@ class MemoryGradients:
 
     def _rows(self, k: int) -> Tensor:
         if self._buffer is None or len(self._buffer) < k:
-            first = parameters(self.objective.network)[0]
-            capacity = k if self._buffer is None else max(k, 2 * len(self._buffer))
-            self._buffer = first.detach().new_empty((capacity, self.n_parameters))
+            self._buffer = self._new_rows(
+                k if self._buffer is None else max(k, 2 * len(self._buffer))
+            )
         return self._buffer[:k]
+
+    def _new_rows(self, k: int) -> Tensor:
+        """(k, p), in a dtype that holds the gradients of all parameters."""
+        weights = parameters(self.objective.network)
+        dtype = reduce(torch.promote_types, {w.dtype for w in weights})
+        return weights[0].detach().new_empty((k, self.n_parameters), dtype=dtype)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return any(hooks) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _check_method(method: str, objective: Objective) -> None:

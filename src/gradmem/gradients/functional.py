@@ -22,6 +22,9 @@ from gradmem.trees import Tree
 
 __all__ = ["FunctionalGradients", "has_module_twice", "is_vectorisable"]
 
+#: Attributes that every module has: its parameters, buffers, parts and hooks.
+OF_EVERY_MODULE = {*vars(nn.Module())}
+
 
 class FunctionalGradients:
     """For modules without a rule.
@@ -32,7 +35,8 @@ class FunctionalGradients:
 
     def __init__(self) -> None:
         self._twin: nn.Module | None = None
-        self._modules: list[int] = []
+        self._modules: list[nn.Module] = []
+        self._attributes: dict[tuple[int, str], Any] = {}  # as they were when they were copied
 
     def __call__(self, objective: Objective, stack: Stack, out: Tensor) -> None:
         """Write the gradient of each task's mean loss into its row of out: (k, p)."""
@@ -60,14 +64,32 @@ class FunctionalGradients:
             start += len(part)
 
     def _twin_of(self, network: nn.Module) -> nn.Module:
-        modules = [id(part) for part in network.modules()]
+        modules = [*network.modules()]
+        memo: dict[int, Any] = {
+            id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())
+        }
         if self._twin is None or modules != self._modules:
-            tensors: list[Any] = [*network.parameters(), *network.buffers()]
-            self._twin = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
-            self._modules = modules
-        for mine, theirs in zip(self._twin.modules(), network.modules(), strict=True):
-            mine.training = theirs.training
+            self._twin = copy.deepcopy(network, dict(memo))
+            self._modules, self._attributes = modules, {}
+        twins = [*self._twin.modules()]
+        memo |= {id(part): twin for part, twin in zip(modules, twins, strict=True)}
+        for i, (part, twin) in enumerate(zip(modules, twins, strict=True)):
+            for name, value in vars(part).items():
+                if name not in OF_EVERY_MODULE:
+                    self._copy(twin, (i, name), value, memo)
+            twin.training = part.training
         return self._twin
+
+    def _copy(
+        self, twin: nn.Module, place: tuple[int, str], value: Any, memo: dict[int, Any]
+    ) -> None:
+        """Give a twin an attribute as the network has it now: tensors themselves, else a copy."""
+        if isinstance(value, list | dict | set):  # what is in them may be another thing
+            vars(twin)[place[1]] = copy.deepcopy(value, dict(memo))
+        elif place not in self._attributes or self._attributes[place] is not value:
+            shared = isinstance(value, Tensor)
+            vars(twin)[place[1]] = value if shared else copy.deepcopy(value, dict(memo))
+            self._attributes[place] = value
 
 
 def has_module_twice(network: nn.Module) -> bool:

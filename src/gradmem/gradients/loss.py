@@ -66,14 +66,34 @@ class Criterion:
         if isinstance(loss, type):
             raise TypeError(f"loss is called with outputs and y: give {loss.__name__}(), no class")
         self.loss: Loss = F.cross_entropy if loss is None else loss
-        function, options = _opened(self.loss)
-        self.is_cross_entropy = function in (F.cross_entropy, F.nll_loss)
-        self.is_plain = function is F.cross_entropy and not options
-        self.ignored = int(options.get("ignore_index", -100))
-        self.class_weights: Tensor | None = options.get("weight")
-        self._elements = _elementwise(self.loss)
-        self._means = options.get("reduction", "mean") == "mean"
+        self._function = _function_of(self.loss)
+        self.is_cross_entropy = self._function in (F.cross_entropy, F.nll_loss) or isinstance(
+            loss, nn.CrossEntropyLoss | nn.NLLLoss
+        )
+        self._by_element = _elementwise(self.loss)
         self._scalar: bool | None = None  # whether an unknown callable gives a mean
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What the loss was told beside outputs and y; a module's attributes as they are now."""
+        return _options_of(self.loss)
+
+    @property
+    def is_plain(self) -> bool:
+        return self._function is F.cross_entropy and not self._options
+
+    @property
+    def ignored(self) -> int:
+        return int(self._options.get("ignore_index", -100))
+
+    @property
+    def _means(self) -> bool:
+        return bool(self._options.get("reduction", "mean") == "mean")
+
+    @property
+    def _elements(self) -> Loss | None:
+        """The loss with a value for each element, if torch's own way tells how to get it."""
+        return None if self._by_element is None else self._by_element()
 
     @property
     def name(self) -> str:
@@ -89,7 +109,7 @@ class Criterion:
         `mask` says which outputs count: (classes,), or (n, classes) for each example.
         """
         outputs, y = self._masked(outputs, mask, y), self._classes(y)
-        if self._elements is not None and not self._means:
+        if self._by_element is not None and not self._means:
             values, weights = self._parts(outputs, y)
             return values.sum() / weights.sum()
         loss = self.loss(*self._by_position(outputs, y))
@@ -112,7 +132,7 @@ class Criterion:
         if self.is_plain and outputs.ndim == 2:
             losses = F.cross_entropy(outputs, y, reduction="none").view(k, m)
             return (losses * stack.shares.to(losses.dtype)).sum(1)
-        if self._elements is not None:
+        if self._by_element is not None:
             return self._ratio(*self._parts(outputs, y), stack)
         if self._scalar is not True:
             losses = self.loss(outputs, y)
@@ -155,14 +175,16 @@ class Criterion:
 
     def _parts(self, outputs: Tensor, y: Tree) -> tuple[Tensor, Tensor]:
         """The elements of a torch loss, and what each counts in the mean: (n, …) or (n·…) both."""
-        assert self._elements is not None
+        elements, options = self._elements, self._options
+        assert elements is not None
         outputs, y = self._by_position(outputs, y)
-        values = self._elements(outputs, y)
+        values = elements(outputs, y)
         if not self.is_cross_entropy or y.is_floating_point():
             return values, torch.ones_like(values)
-        counts = (y != self.ignored).to(values.dtype)
-        if self.class_weights is not None:
-            counts = counts * self.class_weights[y.clamp(min=0)].to(values.dtype)
+        ignored = y == self.ignored
+        counts = (~ignored).to(values.dtype)
+        if (weights := options.get("weight")) is not None:
+            counts = counts * weights[y.masked_fill(ignored, 0)].to(values.dtype)
         return values, counts
 
     def _by_position(self, outputs: Any, y: Tree) -> tuple[Any, Tree]:
@@ -171,9 +193,9 @@ class Criterion:
         Only where the classes of a position are next to each other in memory, as those of a
         language model are: cross-entropy is the same then and several times faster.
         """
-        if not self.is_cross_entropy or outputs.ndim < 3 or y.ndim != outputs.ndim - 1:
+        if not self.is_cross_entropy or self._by_element is None:
             return outputs, y
-        if outputs.stride(1) != 1:
+        if outputs.ndim < 3 or y.ndim != outputs.ndim - 1 or outputs.stride(1) != 1:
             return outputs, y
         return outputs.movedim(1, -1).flatten(0, -2), y.flatten()
 
@@ -210,31 +232,54 @@ def _softmax_gradient(logits: Tensor, stack: Stack, y: Tensor, out: Tensor) -> N
     out.mul_(stack.shares.to(out.dtype).reshape(-1, 1))
 
 
-def _opened(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function behind a loss and its options; a torch loss module as its function."""
+#: Options of cross-entropy that change nothing.
+USUAL = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+
+
+def _is_torchs(loss: Any) -> bool:
+    """Whether a loss is a torch module that computes what torch's own does."""
+    if not isinstance(loss, nn.modules.loss._Loss):
+        return False
+    return getattr(type(loss).forward, "__module__", "") == nn.modules.loss.__name__
+
+
+def _function_of(loss: Any) -> Any:
+    """The function behind a loss: that of cross-entropy's modules, of a partial, or itself."""
     if isinstance(loss, partial) and not loss.args:
-        function, options = _opened(loss.func)
-        return function, options | loss.keywords
+        return _function_of(loss.func)
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and _is_torchs(loss):
+        return F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
+    return loss
+
+
+def _options_of(loss: Any) -> dict[str, Any]:
+    """What a loss was told, but for cross-entropy's usual options."""
+    if isinstance(loss, partial) and not loss.args:
+        return _options_of(loss.func) | loss.keywords
+    if not isinstance(loss, nn.Module) or not _is_torchs(loss):
+        return {}
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-        names = ("weight", "ignore_index", "label_smoothing", "reduction")
-        usual = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
-        given = {name: getattr(loss, name) for name in names if hasattr(loss, name)}
-        options = {name: v for name, v in given.items() if v is not None and v != usual[name]}
-        return (F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss), options
-    if isinstance(loss, nn.modules.loss._Loss):
-        return loss, {"reduction": loss.reduction}
-    return loss, {}
+        given = {name: getattr(loss, name) for name in USUAL if hasattr(loss, name)}
+        return {name: v for name, v in given.items() if v is not None and v != USUAL[name]}
+    return {"reduction": loss.reduction}
 
 
-def _elementwise(loss: Any) -> Loss | None:
-    """The loss with a value for each element, if torch's own way tells how to get it."""
-    if isinstance(loss, nn.modules.loss._Loss) and loss.reduction in REDUCTIONS:
-        elements = copy.copy(loss)
-        elements.reduction = "none"
-        return elements
+def _elementwise(loss: Any) -> Callable[[], Loss] | None:
+    """What gives the loss with a value for each element, if torch's own way tells how."""
+    if isinstance(loss, nn.Module):
+        if not _is_torchs(loss) or loss.reduction not in REDUCTIONS:
+            return None
+        return partial(_without_reduction, loss)
     function = loss.func if isinstance(loss, partial) else loss
     if getattr(function, "__module__", "") != F.__name__:
         return None
     if "reduction" not in inspect.signature(function).parameters:
         return None
-    return partial(loss, reduction="none")
+    elements = partial(loss, reduction="none")
+    return lambda: elements
+
+
+def _without_reduction(loss: nn.Module) -> Loss:
+    elements = copy.copy(loss)
+    elements.reduction = "none"  # type: ignore[assignment]
+    return elements

@@ -88,7 +88,8 @@ class EpisodicMemory:
     Notes
     -----
     When there are more tasks than `groups` or `budget` allow, neighbouring tasks come to share one
-    row of memories, in which each has its part. Of all neighbours in the order of age, those two
+    row of memories, of which each has its part then; what is added to it later replaces any of
+    them, as the policy says. Of all neighbours in the order of age, those two
     rows are joined that have the fewest tasks together, the oldest if there are several; the newest
     row is left alone if it would make the largest. That needs no gradients, is the same in every
     run, and leaves no row much larger than the others. `memory.groups` says which tasks share.
@@ -391,8 +392,7 @@ class EpisodicMemory:
     def others(self, t: Hashable, masks: Masks = _all_outputs) -> list[Stack]:
         """What is kept for all tasks but t; the same stacks as long as only t is observed.
 
-        A row that t shares with others is among them, one that has no examples is not. `masks` says
-        which outputs are a task's.
+        A row that t shares with others is among them. `masks` says which outputs are a task's.
         """
         key = (t, self._version, masks is _all_outputs)
         moved = any(rows.device != rows.home for rows in self._rows.values())
@@ -401,10 +401,7 @@ class EpisodicMemory:
             if masks(tasks) is own:
                 return stacks
         found = [
-            (rows, row)
-            for rows in self._rows.values()
-            for row in rows.rows
-            if row.tasks != [t] and row.count
+            (rows, row) for rows in self._rows.values() for row in rows.rows if row.tasks != [t]
         ]
         stacks = [rows.stack(some, _masks_of(some, masks)) for rows, some in _runs(found)]
         tasks = [one for _, row in found for one in row.tasks]

@@ -122,7 +122,12 @@ class Examples:
     def fingerprint(self) -> str:
         """A text that other examples do not have: a digest of some of them, spread over all."""
         n = len(self)
-        some = torch.linspace(0, n - 1, min(n, LOOKED_AT)).round().long().to(self.device)
+        some = (
+            torch.linspace(0, n - 1, min(n, LOOKED_AT), dtype=torch.float64)
+            .round()
+            .long()
+            .to(self.device)
+        )
         digest = hashlib.sha256(f"{n} {self.divisor}".encode())
         for leaf in leaves((self.x, self.y)):
             digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())

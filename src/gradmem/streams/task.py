@@ -132,14 +132,20 @@ def hold_out(
     """The tasks, tested on a fraction of their training examples, which they lose.
 
     At least one example of each task is lost. Which ones is drawn by `seed` and the task's place. A
-    task that comes back is tested on what all its visits lose. `name` is what the caller calls the
-    fraction.
+    task that comes back is tested on what all its visits lose; with the very same examples, it
+    loses the same ones again. `name` is what the caller calls the fraction.
     """
     if positive(name, fraction) >= 1:
         raise ValueError(f"{name} must be below 1, got {fraction!r}")
     left: list[Source] = []
     tests: dict[Hashable, Source] = {}
+    visits: dict[Hashable, list[tuple[Source, Source]]] = {}  # examples of a visit, what is left
     for place, task in zip(places, tasks, strict=True):
+        earlier = visits.setdefault(task.t, [])
+        again = next((rest for known, rest in earlier if _is_same(known, task.train)), None)
+        if again is not None:
+            left.append(again)
+            continue
         n = len(task.train)
         lost = max(1, round(fraction * n))
         if lost >= n:
@@ -151,4 +157,10 @@ def hold_out(
         part, before = task.train.part(out), tests.get(task.t)
         tests[task.t] = part if before is None else before.joined(part)
         left.append(task.train.part(rest))
+        earlier.append((task.train, left[-1]))
     return [task.having(train, tests[task.t]) for task, train in zip(tasks, left, strict=True)]
+
+
+def _is_same(one: Source, other: Source) -> bool:
+    """Whether two visits of a task have the very same training examples."""
+    return one is other or one.is_same(other)
