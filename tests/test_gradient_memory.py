@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -382,11 +383,11 @@ def changed_tensor(loss, net):
 
 
 def changed_layer(loss, net):
-    net.body[1] = nn.Tanh()
+    getattr(net, "body", net)[1] = nn.Tanh()
 
 
 def added_hook(loss, net):
-    net.body[0].register_forward_hook(lambda part, x, outputs: outputs * 3)
+    getattr(net, "body", net)[0].register_forward_hook(lambda part, x, outputs: outputs * 3)
 
 
 class Gated(nn.Module):
@@ -400,24 +401,18 @@ class Gated(nn.Module):
         return self.body(x) * self.gate / self.temperature
 
 
-class Plain(nn.Sequential):
-    @property
-    def body(self):
-        return self
-
-
-@pytest.mark.parametrize("kind", [Gated, Plain])
+@pytest.mark.parametrize("way", ["auto", "func"])
+@pytest.mark.parametrize("make", [Gated, partial(gm.mlp, [4, 8, 3])], ids=["gated", "chain"])
 @pytest.mark.parametrize(
     "change",
     [changed_weight, changed_smoothing, changed_attribute, changed_tensor, changed_layer,
      added_hook],
     ids=lambda change: change.__name__,
 )  # fmt: skip
-def test_what_is_changed_between_steps_is_what_is_computed(kind, change):
-    """By whatever way was chosen before."""
-    net = Gated() if kind is Gated else Plain(*gm.mlp([4, 8, 3]))
+def test_what_is_changed_between_steps_is_what_is_computed(make, change, way):
+    net = make()
     loss = nn.CrossEntropyLoss(weight=torch.ones(3))
-    memory = gm.GradientMemory(net, loss, memories=8)
+    memory = gm.GradientMemory(net, loss, memories=8, gradients=way)
     for seed, t in enumerate("abc"):
         x, y = batch(seed=seed)
         memory.add(x, t, y)
