@@ -87,6 +87,12 @@ class Criterion:
         return int(self._options.get("ignore_index", -100))
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What the loss was told, to compare with: a CUDA graph has it as it was."""
+        given = self._options.items()
+        return tuple([(name, id(v) if isinstance(v, Tensor) else repr(v)) for name, v in given])
+
+    @property
     def _means(self) -> bool:
         return bool(self._options.get("reduction", "mean") == "mean")
 

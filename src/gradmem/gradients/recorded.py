@@ -142,7 +142,7 @@ class RecordedPasses:
 def _kind(objective: Objective, batch: Batch) -> Hashable | None:
     """What a recording depends on; None where that cannot be told."""
     network = objective.network
-    modes = tuple(part.training for part in network.modules())
+    modes = (*[part.training for part in network.modules()], *objective.criterion.key)
     places = tuple(w.data_ptr() for w in (*network.parameters(), *network.buffers()))
     if 0 in places:  # a tensor that hides where it is
         return None

@@ -20,7 +20,7 @@ from gradmem.cuda.devices import has_triton
 from gradmem.cuda.graphs import GraphedSteps, Step
 from gradmem.cuda.rates import Rates, make_capturable
 from gradmem.distributed import Processes
-from gradmem.gradients import parameters
+from gradmem.gradients import Criterion, parameters
 from gradmem.interrupts import Lock
 from gradmem.learners.averaging import Averages
 from gradmem.learners.optimizers import OptimizerFactory, ScheduleFactory
@@ -43,6 +43,7 @@ class Stepping:
     """The part of a learner that takes steps; `Learner` says what is learned."""
 
     network: nn.Module
+    criterion: Criterion
     one_network: bool
     optimizer: Optimizer
     steps: int
@@ -223,7 +224,7 @@ class Stepping:
             optimizers = self.optimizers_of(t)
             if changed := self._rates.changed(optimizers):
                 self.graphed.forget()
-            modes = tuple([part.training for part in self._parts])
+            modes = (*[part.training for part in self._parts], *self.criterion.key)
             key = (key, modes, self._rates.update(optimizers, as_tensors=changed))
         self._watch(t, leaves(inputs[0])[0].device)
         self._taken = True
