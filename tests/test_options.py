@@ -318,3 +318,26 @@ def test_a_single_example_is_tried_without_the_global_generator():
     before = torch.get_rng_state()
     learner.observe(torch.randn(1, 1, 4, 4, generator=torch.Generator()), 0, torch.tensor([1]))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_averages_are_saved_with_a_layer_that_was_just_replaced():
+    learner = train(gm.GEM(gm.mlp([4, 8, 3]), average=0.9))
+    learner.network[2] = nn.Linear(8, 3)
+    other = gm.GEM(gm.mlp([4, 8, 3], seed=5), average=0.9)
+    other.load_state_dict(learner.state_dict())
+    x, _ = batch(50)
+    assert torch.equal(learner.predict(x, "a"), other.predict(x, "a"))
+    count, *_ = other.averaged.tensors(other.network)
+    assert count == 5
+
+
+def test_a_state_of_old_of_multimodal_averages_loads():
+    """It had one number of steps, and the next task's input layer under None."""
+    learner = train(gm.Multimodal(gm.mlp([4, 8, 3]), average=0.9), "aab")
+    state = learner.state_dict()
+    own = state["average"]
+    own["averages"][None], own["steps"] = own["averages"]["a"], torch.tensor(3.0).double()
+    other = gm.Multimodal(gm.mlp([4, 8, 3]), average=0.9)
+    other.load_state_dict(state)
+    x, _ = batch(50)
+    assert torch.equal(learner.predict(x, "a"), other.predict(x, "a"))

@@ -191,6 +191,37 @@ def test_what_a_function_was_made_with_is_part_of_the_key(one, other):
     assert len({learner_reference(learner) for learner in learners}) == 2
 
 
+def test_what_a_memory_holds_is_no_part_of_the_key():
+    memory = gm.EpisodicMemory(5)
+    keys = []
+    for _ in range(2):
+        settings = {"transform": Hidden(memory)}
+        keys.append(Experiment("mnist-rotations", "gem", settings, data="sample", **TINY).key)
+        memory.add(torch.zeros(2, 3), "a", torch.zeros(2))
+    assert keys[0] == keys[1]
+
+
+def test_parts_made_again_by_the_same_code_are_the_same():
+    def make(rates):
+        class Again(gm.Single):
+            def __init__(self, network, **settings):
+                super().__init__(network, lr=rates[0], **settings)
+
+        return Again
+
+    names = [learner_reference(make([rate])) for rate in (0.1, 0.1, 0.2)]
+    assert names[0] == names[1] != names[2]
+
+
+def test_objects_that_refer_to_each_other_are_written_once():
+    knot = []
+    for _ in range(40):
+        knot = [knot, knot]
+    knot[0].append(knot)
+    one = Experiment("mnist-rotations", "gem", {"transform": _closing(knot)}, data="sample")
+    assert one.code is not None
+
+
 def test_a_key_is_the_same_in_every_process():
     """Whatever the order of a set is there."""
     script = """

@@ -619,3 +619,14 @@ def test_la_mamls_rates_are_in_units_of_the_optimizers_rate():
             learner.network.parameters(), by_rate.network.parameters(), strict=True
         ):
             assert torch.equal(one, same)
+
+
+def test_a_rate_that_is_changed_by_hand_changes_la_mamls_steps():
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    learner = gm.LaMAML(gm.mlp([4, 8, 3]), lr=0.5)
+    learner.observe(x, "a", y)
+    learner.optimizer.param_groups[0]["lr"] = 0.0
+    before = [w.detach().clone() for w in learner.network.parameters()]
+    learner.observe(x, "a", y)
+    for one, same in zip(before, learner.network.parameters(), strict=True):
+        assert torch.equal(one, same)

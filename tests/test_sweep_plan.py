@@ -98,7 +98,6 @@ def test_seeds_follow_each_other_on_a_gpu_and_settings_elsewhere(monkeypatch):
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"select": "test"}, "select must be one of validation, first-tasks, test-as-published"),
         ({"held_out": 1.0}, "held_out must be below 1"),
-        ({"final_seeds": (5, 0)}, "final_seeds must be others than the seeds to choose with"),
         ({"common": {"seed": 3}}, "a field in common must be one of n_tasks, examples"),
     ],
 )
@@ -107,8 +106,11 @@ def test_a_wrong_sweep_is_refused_when_it_is_made(changes, message):
         tiny(**changes)
 
 
-def test_final_seeds_are_never_those_to_choose_with():
+def test_final_seeds_are_never_those_to_choose_with(tmp_path):
     assert tiny(seeds=(1000, 1002)).final_seeds == (1001, 1003)
+    with pytest.raises(ValueError, match="final_seeds must be others than the seeds to choose"):
+        run_sweep(tmp_path / "s", tiny(final_seeds=(5, 0)), InTurn())
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_sweep_is_extended_by_lists_and_with_the_same_common_fields(tmp_path):
@@ -120,6 +122,17 @@ def test_a_sweep_is_extended_by_lists_and_with_the_same_common_fields(tmp_path):
     both = again.extended(one)
     assert both.grids["mnist-rotations"]["single"]["average"] == [[0.9, 0.99], None]
     assert both.common["data"] == "sample"
+    twice = (
+        {"mnist-rotations": {"single": {"lr": [1.0]}}},
+        {"mnist-rotations": {"single": {"lr": [1]}}},
+    )
+    whole, equal = (tiny(grids=grids) for grids in twice)
+    assert whole.extended(equal).grids == whole.grids
+
+
+def test_a_sweep_of_old_with_seeds_used_twice_can_be_read():
+    written = tiny(seeds=(0, 1), final_seeds=(0, 1)).to_json()
+    assert Sweep.from_json(written).used_twice == {0, 1}
 
 
 def test_a_wrong_value_is_found_before_a_folder_is_made(tmp_path):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,12 @@ __all__ = ["code_of", "is_same_part"]
 
 #: Packages whose code is known by their version.
 LIBRARIES = {"gradmem", "torch", "numpy", "builtins", *sys.stdlib_module_names} - {"__main__"}
+
+#: Values of which their text says it all.
+SCALARS = (str, int, float, complex, bytes)
+TOLD = (*SCALARS, range, torch.dtype, torch.device, Tensor, np.ndarray, os.PathLike)
+
+Array = np.ndarray[Any, Any]
 
 #: Attributes of a class that say nothing of what it does, or where it stands in a file.
 NOT_CODE = {"__dict__", "__doc__", "__weakref__", "__firstlineno__", "__static_attributes__"}
@@ -47,20 +53,12 @@ def code_of(parts: Iterable[Any], settings: Mapping[str, Any]) -> str | None:
 
 
 def is_same_part(one: Any, other: Any) -> bool:
-    """Whether two classes or functions are one, or functions of the same code and values."""
-    if one is other:
-        return True
-    if not isinstance(one, FunctionType) or not isinstance(other, FunctionType):
+    """Whether two parts are one, or were made by the same code with the same values."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if getattr(one, "__module__", None) != getattr(other, "__module__", None):
         return False
-    mine, others = _values_in(one), _values_in(other)
-    return (one.__module__, _text(one.__code__), len(mine)) == (
-        other.__module__,
-        _text(other.__code__),
-        len(others),
-    ) and all(
-        a is b or (isinstance(a, str | int | float) and type(a) is type(b) and a == b)
-        for a, b in zip(mine, others, strict=True)
-    )
+    return _Text().of(one) == _Text().of(other)
 
 
 def _part_texts(part: Any) -> Iterator[str]:
@@ -73,14 +71,14 @@ def _part_texts(part: Any) -> Iterator[str]:
         if found := [*_module_texts(module)]:
             yield from found
         elif not _is_library(module):
-            yield _code_text(one)
+            yield _Text().of(one)
 
 
 def _value_texts(value: Any) -> Iterator[str]:
     """What the name or the text of a setting's value does not say."""
-    if value is None or isinstance(value, str | int | float | Tensor | np.ndarray | os.PathLike):
+    if value is None or isinstance(value, TOLD):
         return
-    if isinstance(value, Mapping | list | tuple):
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from _value_texts(one)
     elif isinstance(value, partial):
@@ -88,7 +86,7 @@ def _value_texts(value: Any) -> Iterator[str]:
     elif not _is_known_by_name(value):
         kind = value if isinstance(value, type | FunctionType) else type(value)
         yield from _part_texts(kind)
-        yield _text(value)
+        yield _Text().of(value)
 
 
 def _module_texts(name: str) -> Iterator[str]:
@@ -113,66 +111,87 @@ def _is_known_by_name(value: Any) -> bool:
     return _is_library(value.__module__ or "") and "<" not in value.__qualname__
 
 
-def _values_in(function: FunctionType) -> list[Any]:
-    """What a function was made with: values of the variables around it, and its defaults."""
-    around = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [*around, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+class _Text:
+    """Texts that differ where values do, and are the same in every process."""
+
+    def __init__(self) -> None:
+        #: What was met before, with its number: it may refer to itself.
+        self._met: dict[int, tuple[int, Any]] = {}
+
+    def of(self, value: Any) -> str:
+        if value is None or isinstance(value, SCALARS):
+            return repr(value)
+        if isinstance(value, tuple):
+            return "(" + ",".join(map(self.of, value)) + ")"
+        if isinstance(value, frozenset):
+            return "{" + ",".join(sorted(map(self.of, value))) + "}"
+        if isinstance(value, CodeType):
+            return self.of((value.co_code.hex(), value.co_names, value.co_consts))
+        if id(value) in self._met:
+            return f"#{self._met[id(value)][0]}"
+        self._met[id(value)] = len(self._met), value
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{self.of(k)}:{self.of(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(self.of, value)) + "]"
+        if isinstance(value, set):
+            return "{" + ",".join(sorted(map(self.of, value))) + "}"
+        if isinstance(value, Tensor | np.ndarray):
+            return _numbers(value)
+        return self._of_object(value)
+
+    def _of_object(self, value: Any) -> str:
+        if isinstance(value, partial):
+            return self.of((value.func, value.args, value.keywords))
+        if isinstance(value, MethodType):
+            return self.of((value.__func__, value.__self__))
+        if isinstance(value, staticmethod | classmethod):
+            return self.of(value.__func__)
+        if isinstance(value, ModuleType):
+            return value.__name__
+        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        if isinstance(value, BuiltinFunctionType) or _is_known_by_name(value):
+            return name
+        if isinstance(value, type):
+            own = {key: one for key, one in vars(value).items() if key not in NOT_CODE}
+            return name + self.of((value.__bases__, own))
+        if isinstance(value, FunctionType):
+            around = tuple(map(_content, value.__closure__ or ()))
+            return self.of((value.__code__, around, value.__defaults__, value.__kwdefaults__))
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return kind + (self.of(own) if (own := _attributes(value)) else _without_address(value))
 
 
-def _code_text(part: Any, inside: frozenset[int] = frozenset()) -> str:
-    """The code of a function or a class, with the values that it was made with."""
-    if isinstance(part, type):
-        own = {name: one for name, one in vars(part).items() if name not in NOT_CODE}
-        return _text(own, inside)
-    part = getattr(part, "__func__", part)
-    if not isinstance(part, FunctionType):
-        return _text(part, inside)
-    return _text([part.__code__, *_values_in(part)], inside)
-
-
-def _text(value: Any, inside: frozenset[int] = frozenset()) -> str:
-    """A text that differs where values do, and is the same in every process.
-
-    Of objects of Python's own library it names the class alone. `inside` are the objects that the
-    value was found in: one that refers to itself comes to an end.
-    """
-    if value is None or isinstance(value, str | int | float | complex | bytes):
-        return repr(value)
-    if id(value) in inside:
-        return "…"
-    inside = inside | {id(value)}
-    within = partial(_text, inside=inside)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{within(name)}:{within(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(within, value)) + "]"
-    if isinstance(value, set | frozenset):
-        return "{" + ",".join(sorted(map(within, value))) + "}"
-    if isinstance(value, CodeType):
-        return within([value.co_code.hex(), value.co_names, value.co_consts])
-    if isinstance(value, Tensor):
-        return within(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()) + str(
-            (value.dtype, tuple(value.shape))
-        )
-    if isinstance(value, np.ndarray):
-        shape = f"{value.dtype}{value.shape}"
-        return shape + hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    if isinstance(value, partial):
-        return within([value.func, value.args, value.keywords])
-    if isinstance(value, MethodType):
-        return within([value.__func__, value.__self__])
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    if isinstance(value, BuiltinFunctionType | ModuleType) or _is_known_by_name(value):
-        return getattr(value, "__name__", "") if isinstance(value, ModuleType) else name
-    if isinstance(value, type):
-        return name + _code_text(value, inside)
-    if isinstance(value, FunctionType | staticmethod | classmethod):
-        return _code_text(value, inside)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
-        return str(value) if isinstance(value, os.PathLike) else kind
-    own = getattr(value, "__dict__", {})
+def _attributes(value: Any) -> dict[str, Any]:
+    """What says what an object does: of gradmem's, options alone, and not what they hold by now."""
+    package = type(value).__module__.partition(".")[0]
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    if package in sys.stdlib_module_names:
+        return {}
     if isinstance(value, nn.Module):  # hooks have numbers that differ between processes
         parts = ("_parameters", "_buffers", "_modules")
-        own = {name: one for name, one in own.items() if name[0] != "_" or name in parts}
-    return kind + (within(own) if own else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
+        return {name: one for name, one in own.items() if name[0] != "_" or name in parts}
+    if package == "gradmem":
+        return {name: one for name, one in own.items() if name[0] != "_"}
+    return own
+
+
+def _content(cell: CellType) -> Any:
+    """The value of a variable around a function; nothing where it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _numbers(value: Tensor | Array) -> str:
+    about = f"{value.dtype}{tuple(value.shape)}"
+    if isinstance(value, Tensor):
+        if value.is_meta or value.layout is not torch.strided:
+            return f"{about}{value.layout}"
+        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return about + hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+
+
+def _without_address(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

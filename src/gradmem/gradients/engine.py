@@ -205,6 +205,7 @@ class MemoryGradients:
 
         Gradients of the tasks, and activations; before a way is chosen, those of all tasks at once.
         """
+        self._follow()
         activations = bytes_per_task(self.objective, stack)
         row = self.n_parameters * parameters(self.objective.network)[0].itemsize
         if self.method == "gram" or (self._asked == "auto" and tasks > self.most_stored):
@@ -303,6 +304,7 @@ class MemoryGradients:
 
     def prepare(self, stacks: list[Stack]) -> None:
         """Choose the way by these tasks, for those who then compute the rows of some at a time."""
+        self._follow()
         self._ready(stacks)
 
     def _ready(self, stacks: list[Stack]) -> Method:

@@ -157,7 +157,7 @@ class GEMTrainer(Trainer):
                     f"{checkpoint} is of a run on {notes['tasks']}, got {[*self.tasks]}"
                 )
             begin, self._rows = notes["begin"], notes["rows"]
-            started = notes.get("started", started)
+            started = notes.get("started", "")
             self._examples, self._seconds = notes["examples"], notes["seconds"]
             self.gem.load(checkpoint)
         else:
@@ -334,7 +334,7 @@ class GEMTrainer(Trainer):
             found = folder.glob(f"task-{i}/checkpoint-*/{FILE}")
             steps = sorted(found, key=lambda file: int(file.parent.name.split("-")[-1]))
             for file in reversed(steps):
-                if started is None or _notes(file.parent).get("started") == started:
+                if started is None or _notes(file.parent).get("started", "") == started:
                     return file.parent
         raise ValueError(f"no checkpoint of a GEMTrainer's last run in {self.args.output_dir}")
 

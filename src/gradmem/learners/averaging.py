@@ -167,11 +167,11 @@ class Averages:
     def state_of(self, modules: Mapping[Any, nn.Module]) -> dict[str, Any]:
         """How many steps there were, when tasks were learned, and averages, by the modules' keys.
 
-        Modules that have learned nothing yet are left out.
+        By part, modules that have learned nothing yet are left out.
         """
         steps, averages = {}, {}
         for key, module in modules.items():
-            if self._began(module):
+            if not self.by_part or self._began(module):
                 n = len(self._counted(module))
                 tensors = self.tensors(module)
                 steps[key], averages[key] = tensors[:n], tensors[n:]
@@ -183,6 +183,8 @@ class Averages:
         if self.by_part:
             self._kept, self._counts = {}, {}
         for key, given in state["averages"].items():
+            if key not in modules and key is None:
+                continue  # Multimodal's next input layer, in a state of old
             n = len(self._counted(modules[key]))
             steps = state["steps"]
             # a state of old has one number of steps for all

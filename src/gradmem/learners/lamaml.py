@@ -80,19 +80,14 @@ class LaMAML(Replay):
     ) -> None:
         super().__init__(network, **common)
         self.sample = positive_int("sample", sample)
-        self.alpha = float(self._unit) if alpha is None else positive("alpha", alpha)
+        #: The optimizer's rate at the start: its step along α g / unit has the rate α.
+        self.unit = self._first_rate()
+        self.alpha = self.unit if alpha is None else positive("alpha", alpha)
         self.rate_lr = None if rate_lr is None else positive("rate_lr", rate_lr)
         self.update = one_of("update", update, self.UPDATES)
         self.meta = one_of("meta", meta, self.METAS)
         self._weights: list[Tensor] = [*parameters(network)]
         self.rates = [torch.full_like(w, self.alpha) for w in self._weights]
-
-    @property
-    def _unit(self) -> float | Tensor:
-        """The optimizer's rate before any schedule: its step along α g / unit has the rate α."""
-        group = self.optimizer.param_groups[0]
-        unit: float | Tensor = group.get("initial_lr", group["lr"])
-        return unit
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)
@@ -110,7 +105,7 @@ class LaMAML(Replay):
                 clipped(by_rates, self.clip)
                 rates = [*torch._foreach_add(rates, by_rates, alpha=-self.rate_lr)]  # (a)
                 if self.update == "async":
-                    scale = torch._foreach_div(torch._foreach_clamp_min(rates, 0.0), self._unit)
+                    scale = torch._foreach_div(torch._foreach_clamp_min(rates, 0.0), self.unit)
                     torch._foreach_mul_(by_weights, scale)
             for w, g in zip(parameters(self.network), by_weights, strict=True):
                 w.grad = g
@@ -172,10 +167,16 @@ class LaMAML(Replay):
         ]
         self._weights = [w for w, _ in weights]
 
+    def _first_rate(self) -> float:
+        """The optimizer's rate before any schedule."""
+        group = self.optimizer.param_groups[0]
+        return float(group.get("initial_lr", group["lr"]))
+
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"rates": self.rates}
+        return super().get_state() | {"rates": self.rates, "unit": self.unit}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         with torch.no_grad():  # in place, where a graph finds them
             torch._foreach_copy_(self.rates, state["rates"])
+        self.unit = positive("unit", state.get("unit", self._first_rate()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -125,11 +124,6 @@ class Sweep:
             fresh = (n for n in count(FIRST_FINAL_SEED) if n not in self.seeds)
             final = self.seeds if as_published else tuple(islice(fresh, len(self.seeds)))
         object.__setattr__(self, "final_seeds", _seeds("final_seeds", final))
-        used = {*self.seeds} & {*self.final_seeds}
-        if used and self.select != "test-as-published":
-            raise ValueError(
-                f"final_seeds must be others than the seeds to choose with, got {min(used)} in both"
-            )
         if positive("held_out", self.held_out) >= 1:
             raise ValueError(f"held_out must be below 1, got {self.held_out!r}")
         positive_int("first_tasks", self.first_tasks)
@@ -145,6 +139,12 @@ class Sweep:
             one_of("a field in common", name, dict.fromkeys([*options, *_COMMON]))
         for benchmark, learners in self.grids.items():  # whatever else is wrong with the runs
             Experiment(benchmark, next(iter(learners)), **self.common, **self._choosing())
+
+    @property
+    def used_twice(self) -> set[int]:
+        """Seeds that settings are chosen with and reported with; as published, that is as it is."""
+        both = {*self.seeds} & {*self.final_seeds}
+        return set() if self.select == "test-as-published" else both
 
     @property
     def others(self) -> list[str]:
@@ -236,7 +236,7 @@ class Sweep:
                         "choose another folder for other settings"
                     )
                 grids[benchmark][learner] = {
-                    name: [*{json.dumps(v): v for v in [*known[name], *grid[name]]}.values()]
+                    name: [*known[name], *(v for v in grid[name] if v not in known[name])]
                     for name in known
                 }
         return replace(

@@ -213,6 +213,7 @@ def run_sweep(
     """
     store = Store(folder)
     if sweep is not None:  # raise errors before the sweep is written to the folder
+        _require_other_seeds(sweep, store)
         some = sweep.samples()
         check_settings(some, elsewhere=isinstance(executor, Elsewhere))
         if not store.exists():
@@ -241,6 +242,16 @@ def run_sweep(
     )
     runs = [store.run(experiment.key) for experiment in made]
     return Finished(choices, runs, list(failed.values()))
+
+
+def _require_other_seeds(sweep: Sweep, store: Store) -> None:
+    """Refuse to report seeds that settings are chosen with, unless the folder has them already."""
+    known = store.sweep() if store.exists() else None
+    whole, had = (sweep, set()) if known is None else (known.extended(sweep), known.used_twice)
+    if used := whole.used_twice - had:
+        raise ValueError(
+            f"final_seeds must be others than the seeds to choose with, got {min(used)} in both"
+        )
 
 
 def check_settings(planned: Sequence[Experiment], elsewhere: bool = False) -> None:
