@@ -64,32 +64,43 @@ class FunctionalGradients:
             start += len(part)
 
     def _twin_of(self, network: nn.Module) -> nn.Module:
+        """The twin, with attributes as the network has them now: tensors themselves, else copies.
+
+        Objects that several modules share are shared by their twins.
+        """
         modules = [*network.modules()]
         memo: dict[int, Any] = {
             id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())
         }
-        if self._twin is None or modules != self._modules:
+        is_new = self._twin is None or modules != self._modules
+        if self._twin is None or is_new:
             self._twin = copy.deepcopy(network, dict(memo))
             self._modules, self._attributes = modules, {}
         twins = [*self._twin.modules()]
         memo |= {id(part): twin for part, twin in zip(modules, twins, strict=True)}
+        changed = []
         for i, (part, twin) in enumerate(zip(modules, twins, strict=True)):
-            for name, value in vars(part).items():
-                if name not in OF_EVERY_MODULE:
-                    self._copy(twin, (i, name), value, memo)
             twin.training = part.training
+            for name, value in vars(part).items():
+                if name in OF_EVERY_MODULE:
+                    continue
+                if isinstance(value, Tensor):
+                    vars(twin)[name] = value
+                elif is_new:
+                    self._attributes[i, name] = value
+                elif self._attributes.get((i, name), self) is not value or _is_container(value):
+                    changed.append((i, name, value))
+                else:
+                    memo[id(value)] = vars(twin)[name]
+        for i, name, value in changed:
+            vars(twins[i])[name] = copy.deepcopy(value, memo)
+            self._attributes[i, name] = value
         return self._twin
 
-    def _copy(
-        self, twin: nn.Module, place: tuple[int, str], value: Any, memo: dict[int, Any]
-    ) -> None:
-        """Give a twin an attribute as the network has it now: tensors themselves, else a copy."""
-        if isinstance(value, list | dict | set):  # what is in them may be another thing
-            vars(twin)[place[1]] = copy.deepcopy(value, dict(memo))
-        elif place not in self._attributes or self._attributes[place] is not value:
-            shared = isinstance(value, Tensor)
-            vars(twin)[place[1]] = value if shared else copy.deepcopy(value, dict(memo))
-            self._attributes[place] = value
+
+def _is_container(value: Any) -> bool:
+    """Whether what is in it may be another thing while it is the same."""
+    return isinstance(value, list | dict | set)
 
 
 def has_module_twice(network: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from gradmem.trees import size
 
 try:
     from transformers import Trainer, set_seed
-    from transformers.trainer_utils import TrainOutput
+    from transformers.trainer_utils import SaveStrategy, TrainOutput
 except ImportError as error:
     raise ImportError(
         'GEMTrainer needs transformers and accelerate: pip install "gradmem[transformers]"'
@@ -163,8 +163,7 @@ class GEMTrainer(Trainer):
         else:
             self._measure()
         if self.args.should_save:
-            os.makedirs(self.args.output_dir, exist_ok=True)
-            write_whole(Path(self.args.output_dir) / STARTED, started)
+            self._note_start(started)
         for i, (task, dataset) in enumerate(self.tasks.items()):
             if i < begin:
                 continue
@@ -192,6 +191,15 @@ class GEMTrainer(Trainer):
             self._examples = [*self._examples, self._examples[-1] + self._seen(dataset)]
             self._measure()
         return output
+
+    def _note_start(self, started: str) -> None:
+        """Say in `output_dir` which run its checkpoints are of, if there will be any."""
+        begun = Path(self.args.output_dir) / STARTED
+        if self.args.save_strategy == SaveStrategy.NO:
+            begun.unlink(missing_ok=True)
+            return
+        begun.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(begun, started)
 
     def _seen(self, dataset: Any) -> int:
         """How many examples a task was trained on, those of several epochs each time."""

@@ -173,7 +173,7 @@ class LaMAML(Replay):
         return float(group.get("initial_lr", group["lr"]))
 
     def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"rates": self.rates, "unit": self.unit}
+        return super().get_state() | {"unit": self.unit, "rates": self.rates}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
