@@ -273,6 +273,18 @@ def test_seeds_of_a_users_network_have_each_their_own(tmp_path):
     assert compute(second)["R"] == second.run().R.tolist()
 
 
+def test_a_learner_that_is_used_again_has_the_settings_of_its_run():
+    """A checkpoint of the run is then one that another process can go on from."""
+    first, second = (
+        Experiment("mnist-rotations", "single", {"lr": 0.1}, data="sample", seed=seed, **TINY)
+        for seed in (1, 2)
+    )
+    compute = Compute()
+    learner = compute._fresh(first)
+    assert compute._fresh(second) is learner
+    assert learner.settings == second.new_learner().settings
+
+
 def test_what_other_processes_cannot_import_runs_in_this_one(tmp_path):
     class Local(gm.Single):
         pass

@@ -94,7 +94,9 @@ class Compute:
             self._learner = None  # frees its memory
             self._learner, self._group = experiment.new_learner(), group
         else:
-            self._learner.load_state_dict(experiment.new_learner().state_dict())
+            new = experiment.new_learner()
+            self._learner.load_state_dict(new.state_dict())
+            self._learner.settings = new.settings  # with its seed, which checkpoints are told by
         return self._learner
 
     @staticmethod
