@@ -21,7 +21,7 @@ from gradmem.gradients.gram import Gradients, GramGradients, Outlook, check_segm
 from gradmem.gradients.loop import batches_of, loop_gradients
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import PRECISIONS, computing_in
-from gradmem.gradients.recorded import RecordedPasses
+from gradmem.gradients.recorded import RecordedPasses, has_hooks
 from gradmem.gradients.segments import Segments
 from gradmem.memory.stack import Stack
 from gradmem.trees import Tree, leaves, take
@@ -113,7 +113,7 @@ class MemoryGradients:
         What was chosen in a mode is known when it comes back.
         """
         modules = [*self.objective.network.modules()]
-        looks = [(part, _has_hooks(part)) for part in modules]
+        looks = [(part, has_hooks(part)) for part in modules]
         if looks != self._looks:
             if self._looks is not None:
                 self.start_again()
@@ -389,11 +389,6 @@ class MemoryGradients:
         weights = parameters(self.objective.network)
         dtype = reduce(torch.promote_types, {w.dtype for w in weights})
         return weights[0].detach().new_empty((k, self.n_parameters), dtype=dtype)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return any(hooks) or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _check_method(method: str, objective: Objective) -> None:

@@ -23,7 +23,9 @@ from gradmem.gradients.loop import Batch, pass_of
 from gradmem.gradients.objective import Objective
 from gradmem.trees import Tree, kind, size
 
-__all__ = ["RecordedPasses"]
+__all__ = ["RecordedPasses", "has_hooks"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 #: A pass is recorded if the host needs more than this share of its time to start it: the GPU then
 #: waits for the host now and then.
@@ -152,10 +154,13 @@ def _kind(objective: Objective, batch: Batch) -> Hashable | None:
 
 
 def _has_hooks(network: nn.Module) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    everywhere = (getattr(nn.modules.module, f"_global{name}") for name in names)
-    own = (getattr(part, name) for part in network.modules() for name in names)
-    return any(everywhere) or any(own)
+    everywhere = (getattr(nn.modules.module, f"_global{name}") for name in HOOKS)
+    return any(everywhere) or any(map(has_hooks, network.modules()))
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether a module calls anything beside its own `forward`."""
+    return any(getattr(part, name) for name in HOOKS)
 
 
 def _drops_out(network: nn.Module) -> bool:
