@@ -7,8 +7,8 @@ full and with LoRA of rank 8 (peft must be installed). Tokens are random, too: w
 time and memory. A step is one of SGD on a batch; before it, `--tasks` past tasks are remembered,
 with `--memories` sequences each. Ways to take it: plain fine-tuning; replay (the batch and all
 memories in one pass); A-GEM (one gradient at as many memories as one task has); GEM with G stored,
-by a loop over tasks and by one batched pass; and GEM without G ("gram"), with activations kept as
-memory allows, and with as few as possible. Steps of GEM are measured twice: with no constraint
+by a loop over tasks, by one batched pass and by passes of two tasks; and GEM without G ("gram").
+Steps of GEM are measured twice: with no constraint
 violated, where the gradient that is projected is set to the sum of those at the memories, and with
 all of them violated, where it is turned around. Best of `--steps`, after `--warm` others. Memory is
 the most that tensors took, with what recorded passes hold for themselves.
@@ -24,6 +24,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ class Steps:
         yield "A-GEM", self.agem
         for name in ("loop", "batched"):
             yield f"GEM, G stored, {name}", lambda name=name: self.gem(name)
+        pairs = partial(self.gem, "batched", tasks_per_chunk=2)
+        yield "GEM, G stored, batched, two tasks at a time", pairs
         yield "GEM, gram", lambda: self.gem("gram")
 
 

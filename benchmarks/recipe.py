@@ -1,7 +1,8 @@
-"""The settings of SteadyGEM, found on training data that was held out.
+r"""The settings of SteadyGEM, found on training data that was held out.
 
     python -m benchmarks.recipe [--data FOLDER] [--device cuda] [--workers 14]
-    python -m benchmarks.recipe --benchmarks cifar100-incremental --tasks 10 --sizes 100 --seeds 500
+    python -m benchmarks.recipe --benchmarks cifar100-incremental --tasks 10 --sizes 100 2560 \
+        --seeds 500 --data FOLDER --device cuda --workers 14
 
 Each task has twice the board's examples, of which half are learned and half measure it: no test
 set has a part in it, and seeds are others than those of the board. What is tried is the recipe and
@@ -45,6 +46,7 @@ RECIPE: dict[str, Any] = {
 CIFAR_RECIPE = {
     **RECIPE,
     **{"lr": 0.1, "margin": 0.5, "match": 0.0, "rehearse": 32, "glances": 1, "input_dropout": 0.0},
+    "augment": None,
 }
 #: What is tried, as changes of the recipe.
 CHANGES: list[dict[str, Any]] = [
@@ -57,15 +59,28 @@ CHANGES: list[dict[str, Any]] = [
     {"rehearse": 100},
     {"lr": 0.3},
 ]
+IMAGES = {"augment": "images"}
 CIFAR_CHANGES: list[dict[str, Any]] = [
     {},
-    {"lr": 0.05},
-    {"lr": 0.05, "rehearse": 0},
-    {"match": 0.2, "margin": 0.1},
-    {"lr": 0.05, "match": 0.5, "margin": 0.0},
-    {"rehearse": 64, "margin": 0.1},
     {"glances": 2},
+    {**IMAGES},
+    {**IMAGES, "glances": 2},
+    {**IMAGES, "glances": 3},
+    {**IMAGES, "glances": 3, "lr": 0.05},
+    {**IMAGES, "glances": 2, "rehearse": 64},
+    {**IMAGES, "glances": 2, "margin": 0.1},
+    {**IMAGES, "glances": 2, "margin": 0.1, "match": 0.2},
+    {**IMAGES, "glances": 2, "lr": 0.2},
 ]
+#: With hundreds of memories for each task, where steps take longer.
+CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
+    {},
+    {**IMAGES},
+    {**IMAGES, "glances": 2},
+    {**IMAGES, "rehearse": 64},
+]
+#: From so many memories on.
+MANY = 1000
 
 #: What a run is of, its settings and ACC.
 Run = dict[str, Any]
@@ -90,7 +105,8 @@ def cases(given: argparse.Namespace) -> Iterator[Run]:
     """What is tried, on all columns and with all seeds."""
     for seed, benchmark, memories in product(given.seeds, given.benchmarks, given.sizes):
         mnist = on_mnist(benchmark)
-        for change in CHANGES if mnist else CIFAR_CHANGES:
+        changes = CIFAR_CHANGES if memories < MANY else CIFAR_CHANGES_OF_MANY
+        for change in CHANGES if mnist else changes:
             settings = {**(RECIPE if mnist else CIFAR_RECIPE), **change}
             column = {"benchmark": benchmark, "memories": memories, "seed": seed}
             yield {**column, "settings": settings}
@@ -100,14 +116,17 @@ def run_one(case: Run, given: argparse.Namespace) -> Run:
     torch.set_num_threads(1)
     benchmark, seed, mnist = case["benchmark"], case["seed"], on_mnist(case["benchmark"])
     known = find_benchmark(benchmark)
-    size = {"examples_per_task": 2 * known.options["examples_per_task"]} if mnist else {}
-    continuum = known.continuum(seed=seed, data=given.data, **size)[: given.tasks]
+    twice = {"examples_per_task": 2 * known.options["examples_per_task"]} if mnist else {}
+    continuum = known.continuum(seed=seed, data=given.data, **twice)[: given.tasks]
     continuum = continuum.held_out(0.5 if mnist else 0.1)
     network = gm.mlp(seed=seed) if mnist else gm.networks.resnet18(seed=seed)
     precision = "fp32" if mnist or given.device == "cpu" else "bf16"
+    share = case["memories"] // continuum.n_tasks  # as on the board: each task's from the start
+    shared = mnist or case["memories"] < MANY
+    size = {"budget": case["memories"]} if shared else {"memories": share}
     learner = gm.SteadyGEM(
         network.to(given.device),
-        budget=case["memories"],
+        **size,
         seed=seed,
         precision=precision,
         **case["settings"],

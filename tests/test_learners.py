@@ -10,6 +10,7 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.checks import CHECKS, _same, check_learner
+from gradmem.gradients.noise import shifted_and_mirrored
 from gradmem.learners import LEARNERS
 
 SETTINGS = {
@@ -378,6 +379,63 @@ def test_input_dropout_is_for_learning_alone_and_follows_the_seed(name):
 def test_a_wrong_input_dropout_is_named(share):
     with pytest.raises(ValueError, match="input_dropout must"):
         gm.GEM(gm.mlp([4, 3, 2]), input_dropout=share)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_augmented_inputs_are_for_learning_alone_and_follow_the_seed(name):
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3 * 36, 5))
+
+    x = torch.linspace(-1, 1, 12 * 2 * 64).view(12, 2, 8, 8).sin()
+
+    def learned(augment, seed=0):
+        learner = LEARNERS[name](network(), lr=0.1, augment=augment, seed=seed)
+        for t in (0, 1):
+            for some in torch.arange(12).split(6):
+                learner.observe(x[some] + t, t, some % 5)
+        return learner
+
+    if name == "multimodal":  # its first layer is a linear one
+        pytest.skip("takes no convolution")
+    cases = [("images",), ("images",), ("images", 1), (None,)]
+    outputs = [learned(*case).forward(x, 0) for case in cases]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    assert not torch.equal(outputs[0], outputs[3])
+    learner = learned("images")
+    assert torch.equal(learner.forward(x, 0), learner.forward(x, 0))
+    assert torch.equal(learned(lambda x: x).forward(x, 0), outputs[3])
+
+
+def test_images_are_moved_by_an_eighth_at_most_and_half_of_them_mirrored():
+    torch.manual_seed(0)
+    image = torch.zeros(1, 2, 16, 24)
+    image[0, 0, 8, 5] = 1.0  # 5 from the left, 18 from the right
+    image[0, 1] = 1.0
+    changed = shifted_and_mirrored(image.expand(2000, -1, -1, -1))
+    places = changed[:, 0].nonzero()
+    assert len(places) == 2000
+    assert places[:, 1].unique().tolist() == [6, 7, 8, 9, 10]
+    assert places[:, 2].unique().tolist() == [*range(2, 9), *range(15, 22)]
+    mirrored = places[:, 2] > 12
+    assert 900 < mirrored.sum() < 1100
+    # what moves in is zero, and as much of it as the image was moved by
+    for (_, row, column), own in zip(places.tolist(), changed[:, 1], strict=True):
+        across = column - (18 if column > 12 else 5)
+        assert own.sum() == (16 - abs(row - 8)) * (24 - abs(across))
+
+
+@pytest.mark.parametrize("wrong", ["image", 3])
+def test_a_wrong_augment_is_named(wrong):
+    with pytest.raises((ValueError, TypeError), match="augment must"):
+        gm.GEM(gm.mlp([4, 3, 2]), augment=wrong)
+
+
+def test_vectors_are_no_images():
+    learner = gm.GEM(gm.mlp([4, 3, 2]), augment="images")
+    with pytest.raises(ValueError, match=r"takes images \(n, channels, height, width\), got"):
+        learner.observe(torch.randn(3, 4), 0, torch.tensor([0, 1, 0]))
 
 
 @pytest.mark.parametrize("kind", LEARNERS.values())

@@ -109,10 +109,13 @@ def _averaged_replay(learner: str, title: str, own: Grid, searched: Grid) -> Ent
         {
             MANY: {"lr": [0.1], **several},
             "mnist": {**searched, **several},
-            CIFAR: {"lr": [0.05], **both},
+            CIFAR: {"lr": [0.05, 0.1], "glances": [1, 2], "augment": ["images"], **both},
         },
         memory="budget",
-        notes=f"{title} with SteadyGEM's averages, to tell what is theirs.",
+        notes=(
+            f"{title} with SteadyGEM's averages, and on CIFAR-100 its changed images, to tell what "
+            "is theirs."
+        ),
     )
 
 
@@ -306,13 +309,13 @@ def _steady(match: float, input_dropout: float, margin: Sequence[float] = (0.1,)
     return {"margin": margin, **{name: [value] for name, value in values.items()}}
 
 
-_STEADY_CIFAR: Grid = {
-    **_steady(match=0.0, input_dropout=0.0, margin=[0.5]),
-    "lr": [0.1],
-    "rehearse": [32],
-    "glances": [1],
-    **BF16,
-}
+def _steady_cifar(**values: Any) -> Grid:
+    fixed = {"soft": 0.5, "input_dropout": 0.0, "average": AVERAGES, "keep": "balanced"}
+    return {name: [value] for name, value in {**values, **fixed}.items()} | BF16
+
+
+_FEW = _steady_cifar(lr=0.1, margin=0.5, match=0.0, rehearse=32, glances=1, augment=None)
+_MANY = _steady_cifar(lr=0.1, margin=0.5, match=0.0, rehearse=32, glances=1, augment=None)
 
 _STEADY = Entry(
     "steadygem",
@@ -322,8 +325,8 @@ _STEADY = Entry(
         (ROTATIONS, 5120): _steady(match=0.0, input_dropout=0.1),
         (PERMUTATIONS, 5120): _steady(match=0.0, input_dropout=0.1),
         "mnist": _steady(match=0.5, input_dropout=0.05),
-        (CIFAR, 5120): {**_STEADY_CIFAR, "budget": [None], "memories": [256]},
-        CIFAR: _STEADY_CIFAR,
+        (CIFAR, 5120): {**_MANY, "budget": [None], "memories": [256]},
+        CIFAR: _FEW,
     },
     memory="budget",
     notes=(

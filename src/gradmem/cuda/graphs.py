@@ -137,10 +137,11 @@ class GraphedSteps:
     ) -> tuple[Any, ...]:
         """What the step gives while a graph is made of it: what the graph refers to.
 
-        As `torch.cuda.graph` does it, but for emptying the allocator's cache before: then the next
-        step that is not recorded would have to ask the driver for all of its memory again.
+        As `torch.cuda.graph` does it, but for two things before: emptying the allocator's cache,
+        after which the next step that is not recorded would have to ask the driver for all of its
+        memory again, and waiting for the GPU. Recording runs nothing, so that steps before it may
+        still be under way.
         """
-        torch.cuda.synchronize()
         with _no_collection(), torch.cuda.stream(_recorded_stream(torch.cuda.current_device())):
             # Other threads, such as one that pins a loader's batches, may use the GPU meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -18,23 +17,19 @@ from torch import Tensor
 from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.checkpointing import RunCheckpoint
+from gradmem.evaluation.clocks import Clock, DeviceClock, WallClock
+from gradmem.evaluation.measuring import Measurement
 from gradmem.evaluation.result import Matrix, Result
 from gradmem.evaluation.result_folder import what_changed
-from gradmem.evaluation.scores import Score, accuracy, name_of, totals
+from gradmem.evaluation.scores import Score, accuracy, name_of
 from gradmem.files import plain
 from gradmem.learners import LEARNERS, Learner
 from gradmem.streams import IID, Continuum, Examples
 from gradmem.streams.examples import are_class_ids
-from gradmem.trees import kind, leaves, size
+from gradmem.trees import leaves, size
 from gradmem.validation import positive_int
 
 __all__ = ["run"]
-
-#: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
-EVALUATION_BATCH = 2000
-
-#: On a GPU, bytes of the inputs of several test sets that are predicted at once.
-TOGETHER = 2**29
 
 #: What a callback may have.
 HOOKS = ("on_resume", "on_batch", "on_task", "on_end")
@@ -140,12 +135,13 @@ class _Run:
         self.on_gpu = self.device.type == "cuda"
         self.continuum = continuum.to(self.device)
         self.observe, self.predict = learner.observe, learner.predict
+        in_memory = False
         if isinstance(learner, Learner):
             learner.outputs = {**continuum.outputs, **learner.outputs}
             learner.descriptions = {**continuum.descriptions, **learner.descriptions}
             _check_labels_can_be_withheld(learner)
-            all_checked = _check_data(learner, self.continuum)
-            if all_checked or self.on_gpu:  # checking every batch would wait for the GPU each time
+            in_memory = _check_data(learner, self.continuum)
+            if in_memory or self.on_gpu:  # checking every batch would wait for the GPU each time
                 self.observe = _unchecked(learner.observe)
                 self.predict = _unchecked(learner.predict)
             if learner.boundaries is not None:
@@ -159,11 +155,18 @@ class _Run:
             and learner.boundaries is None
             and not (every or hooks["on_batch"] or checkpoint)
         )
-        self.training, self.evaluation = _StopWatch(), _StopWatch()
+        #: Whether scores are read a task later, so that the host is a task ahead of the GPU.
+        self.runs_ahead = self.in_a_row and in_memory and not hooks["on_task"]
+        self.training, self.evaluation = self._clock(), self._clock()
         self.examples = 0
         self.R: list[Matrix] = []
         self.curves: list[tuple[int, Matrix]] = []
+        #: Scores that are not read yet: examples, where they go, what is being measured.
+        self.measured: list[tuple[int, Matrix, Measurement]] = []
         self.config = _config(learner, self.continuum, every, self.device)
+
+    def _clock(self) -> Clock:
+        return DeviceClock(self.device) if self.runs_ahead else WallClock()
 
     def result(self) -> Result:
         """Train and evaluate on all tasks, and call the callbacks."""
@@ -177,7 +180,10 @@ class _Run:
             self.position = (i + 1, 0)
             if self.checkpoint is not None and self.checkpoint.may_save():
                 self._save()
-            self._tell("on_task", i, partial=self._so_far())
+            self._tell("on_task", i)
+        self._read()
+        if self.settle is not None:
+            self.settle()
         result = self._so_far()
         for hook in self.hooks["on_end"]:
             hook(result)
@@ -191,7 +197,7 @@ class _Run:
             self._observe(i)
         if self.curves[-1][0] < self.examples:
             self._measure()
-        if self.settle is not None:
+        if self.settle is not None and not self.runs_ahead:
             self.settle()
 
     def _observe_in_a_row(self, i: int) -> None:
@@ -264,42 +270,32 @@ class _Run:
 
     def _measure(self) -> None:
         """Add a point to the learning curves."""
-        if self.on_gpu:
+        if self.on_gpu and not self.runs_ahead:
             with self.training:  # `observe` returns before the GPU has done its step
                 torch.cuda.synchronize(self.device)
         with self.evaluation:
-            self.curves.append((self.examples, self._scores()))
+            found = Measurement(self.learner, self.predict, self.continuum.tests, self.score)
+            row = np.full(len(self.continuum.tests), np.nan)
+            self.curves.append((self.examples, row))
+            self.measured.append((self.examples, row, found))
+            self._read(all_but=1 if self.runs_ahead else 0)
 
-    def _scores(self) -> Matrix:
-        """Mean scores on all tasks: (T,). Waits for the device once, at the end."""
-        sums, counts = [], []
-        for t, tests in _predicted_together(self.learner, self.continuum.tests):
-            if len(tests) > 1:
-                x, y = tests[0].joined(*tests[1:])[:]
-                sizes = [len(test) for test in tests]
-                sums.append(totals(self.score, self.predict(x, t), y, sizes))
-                counts += [(n, 1) for n in sizes]
-                continue
-            (test,) = tests
-            n = len(test) if self.on_gpu and isinstance(test, Examples) else EVALUATION_BATCH
-            for x, y in test.batches(n):
-                sums.append(totals(self.score, self.predict(x, t), y, [size(y)]))
-            counts.append((len(test), -(-len(test) // n)))
-        values = iter(torch.cat(sums).tolist())
-        means = np.array([sum(next(values) for _ in range(n)) / whole for whole, n in counts])
-        if not np.isfinite(means).all():
-            if self.settle is not None:
+    def _read(self, all_but: int = 0) -> None:
+        """Wait for scores that were measured, but for the last ones, and put them in their rows."""
+        while len(self.measured) > all_but:
+            examples, row, found = self.measured.pop(0)
+            row[:] = found.means()
+            finite = np.isfinite(row)
+            if self.settle is not None and (found.stopped or not finite.all()):
                 self.settle()  # raises the learner's own error, which says more
-            label = self.continuum.labels()[int(np.argmin(np.isfinite(means)))]
-            raise FloatingPointError(
-                f"{name_of(self.score)} is not finite on {label} after {self.examples} examples: "
-                "the learner may have diverged"
-            )
-        return means
+            if not finite.all():
+                raise FloatingPointError(
+                    f"{name_of(self.score)} is not finite on "
+                    f"{self.continuum.labels()[int(np.argmin(finite))]} after {examples} examples: "
+                    "the learner may have diverged"
+                )
 
-    def _tell(
-        self, hook: str, i: int, partial: Result | None = None, loss: Tensor | None = None
-    ) -> None:
+    def _tell(self, hook: str, i: int, loss: Tensor | None = None) -> None:
         if not self.hooks[hook]:
             return
         progress = Progress(
@@ -310,7 +306,7 @@ class _Run:
             n_examples=self.continuum.n_examples,
             seconds=self.training.seconds + self.evaluation.seconds,
             acc=_acc_so_far(self.R, self.continuum.learned),
-            partial=partial,
+            partial=self._so_far() if hook == "on_task" else None,
             loss=loss,
             learner=self.learner,
         )
@@ -392,34 +388,6 @@ def _check_examples(
         learner.check_labels(x, t, examples.y)
 
 
-def _predicted_together(learner: Any, tests: Mapping[Any, Any]) -> list[tuple[Any, list[Any]]]:
-    """Neighbouring test sets that are one prediction, each group with its first descriptor.
-
-    On a GPU, where they are in memory, of one kind, and predicted alike whatever the task.
-    """
-    alone = [(t, [test]) for t, test in tests.items()]
-    if not isinstance(learner, Learner) or learner.device.type != "cuda":
-        return alone
-    if not learner.predicts_alike or not all(isinstance(test, Examples) for _, (test,) in alone):
-        return alone
-    groups: list[tuple[Any, list[Any]]] = []
-    for t, (test,) in alone:
-        if groups:
-            _, known = groups[-1]
-            alike = kind((known[0].x, known[0].y)) == kind((test.x, test.y))
-            inside = sum(map(len, known)) + len(test) <= TOGETHER // _bytes_each(test)
-            if alike and inside and known[0].divisor == test.divisor:
-                known.append(test)
-                continue
-        groups.append((t, [test]))
-    return groups
-
-
-def _bytes_each(test: Examples) -> int:
-    """Bytes of an example's inputs as they are served."""
-    return sum(leaf[0].numel() * max(4, leaf.element_size()) for leaf in leaves(test.x))
-
-
 def _unchecked(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method with `check=False`; as it is if a subclass's method has no such parameter."""
     has_check = "check" in inspect.signature(method).parameters
@@ -474,14 +442,3 @@ def _config(
         "device": str(device),
     }
     return plain(config)  # type: ignore[no-any-return]
-
-
-class _StopWatch:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._start

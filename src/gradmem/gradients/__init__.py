@@ -8,7 +8,8 @@ from gradmem.gradients.gram import Gradients, GramGradients, longest
 from gradmem.gradients.inputs import Inputs
 from gradmem.gradients.loss import Criterion, Loss, masked
 from gradmem.gradients.most_violated import most_violated
-from gradmem.gradients.objective import Forward, Objective, Transform, dropout_of_inputs
+from gradmem.gradients.noise import noise_of
+from gradmem.gradients.objective import Forward, Objective, Transform
 
 __all__ = [
     "METHODS",
@@ -22,13 +23,13 @@ __all__ = [
     "Objective",
     "Transform",
     "attach",
-    "dropout_of_inputs",
     "evaluating",
     "gradient",
     "longest",
     "loss_gradient",
     "masked",
     "most_violated",
+    "noise_of",
     "parameters",
     "set_gradient",
     "with_last_inputs",

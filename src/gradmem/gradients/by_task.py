@@ -1,11 +1,12 @@
 """GGᵀ, Gg and Gᵀv of few tasks, with few rows of G at a time.
 
-One task's pass comes after another, as in a plain loop, and `ROOM` rows of G are held. The first
-time through all tasks gives Gg: if no constraint is violated, that is all there is to know. If one
-is, tasks whose rows were not held at the same time are gone through again, until all pairs have
-met; for Gᵀv, those with a weight whose rows are gone at the end. With 7 tasks that is 11 passes at
-most, with 9 it is 17: two for each task. From there on the passes side by side of `gram.py` cost
-less.
+One task's pass comes after another, as in a plain loop, and few rows of G are held: no more than
+take the memory of `ROOM` copies of the network, which are many where few of its parameters learn.
+The first time through all tasks gives Gg: if no constraint is violated, that is all there is to
+know. If one is, tasks whose rows were not held at the same time are gone through again, until all
+pairs have met; for Gᵀv, those with a weight whose rows are gone at the end. With 7 tasks and 5 rows
+that is 11 passes at most, with 9 it is 17: two for each task. From there on the passes side by side
+of `gram.py` cost less.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gradmem.projection.blocks import products_with
 
 __all__ = ["ROOM", "TaskByTask", "passes"]
 
-#: Rows of G that are held.
+#: Rows of G that are held where all parameters learn.
 ROOM = 5
 
 
@@ -48,7 +49,7 @@ class Schedule(NamedTuple):
     gone: tuple[int, ...]
 
 
-def passes(k: int) -> int:
+def passes(k: int, room: int = ROOM) -> int:
     """How many passes a step with k tasks takes at most if it violates a constraint.
 
     Examples
@@ -56,7 +57,7 @@ def passes(k: int) -> int:
     >>> [passes(k) for k in (3, 5, 7, 9)]
     [3, 5, 11, 17]
     """
-    return k + sum(map(len, schedule(k)))
+    return k if k <= room else k + sum(map(len, schedule(k, room)))
 
 
 @cache
@@ -157,7 +158,8 @@ class TaskByTask:
         """GGᵀ: (k, k) and Gz: (k,) for z: (p,), summed in double precision."""
         self.look(z)
         if not self._is_whole:
-            self._go_through(schedule(len(self), self._room).rest, None)
+            if len(self) > self._room:
+                self._go_through(schedule(len(self), self._room).rest, None)
             self._is_whole = True
         return self._GGt, self._Gz
 

@@ -40,9 +40,10 @@ class MemoryGradients:
     method
         "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
         "func" (torch.func), "loop" (a pass per task), "gram" (inner products alone; G is never
-        stored: see `TaskByTask`, for up to 9 tasks, and `GramGradients`), or "auto": the fastest of
-        them that can be used and that agrees with the loop on the first memories it is given;
-        "gram" once G would take more than `memory_limit`, or a quarter of the device's memory.
+        stored: see `TaskByTask`, for few tasks or few parameters that learn, and `GramGradients`),
+        or "auto": the fastest of them that can be used and that agrees with the loop on the first
+        memories it is given; "gram" once G would take more than `memory_limit`, or a quarter of the
+        device's memory.
     tasks_per_chunk
         Most tasks in one pass.
     memory_limit
@@ -140,7 +141,7 @@ class MemoryGradients:
         if self.stores(stacks):
             return self(stacks)
         if self._goes_by_task(sum(map(len, stacks))) or not self._cuts_well(stacks):
-            return TaskByTask(self.objective, stacks, self.precision, self._passes)
+            return TaskByTask(self.objective, stacks, self.precision, self._passes, self._rows_held)
         return GramGradients(
             self.objective,
             self._cut(stacks),
@@ -163,7 +164,13 @@ class MemoryGradients:
 
         A pass that is made again would move running statistics again.
         """
-        return passes(k) <= (1 if self.moves_buffers else 2) * k
+        return passes(k, self._rows_held) <= (1 if self.moves_buffers else 2) * k
+
+    @property
+    def _rows_held(self) -> int:
+        """Rows of G that take no more memory than a few copies of the network."""
+        whole = sum(w.numel() for w in self.objective.network.parameters())
+        return ROOM * whole // self.n_parameters
 
     @cached_property
     def most_stored(self) -> float:
@@ -210,7 +217,7 @@ class MemoryGradients:
         row = self.n_parameters * parameters(self.objective.network)[0].itemsize
         if self.method == "gram" or (self._asked == "auto" and tasks > self.most_stored):
             if self._goes_by_task(tasks):
-                return min(ROOM, tasks) * row + activations
+                return min(self._rows_held, tasks) * row + activations
             segments = self._new_segments()
             kept = tasks * activations
             if segments.limit is not None:

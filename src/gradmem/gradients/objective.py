@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradmem.gradients.loss import Criterion
 from gradmem.trees import Tree, leaves, tree_map
-from gradmem.validation import non_negative
 
-__all__ = ["Forward", "Objective", "TaskLoss", "Transform", "dropout_of_inputs"]
+__all__ = ["Forward", "Objective", "TaskLoss", "Transform"]
 
 #: Raw examples (n, …) → what the network takes.
 Transform = Callable[[Any], Any]
@@ -61,17 +58,6 @@ class Forward:
     def safe(self, network: nn.Module, x: Tree) -> Tree:
         """What a pass may be given: x, or a copy unless the network is known to leave x alone."""
         return x if self._changes.get(network.training) is False else tree_map(Tensor.clone, x)
-
-
-def dropout_of_inputs(share: float) -> Transform | None:
-    """Sets a share of an input's numbers to zero and scales the others; None for no share."""
-    if non_negative("input_dropout", share) >= 1:
-        raise ValueError(f"input_dropout must be below 1, got {share!r}")
-
-    def dropped(leaf: Tensor) -> Tensor:
-        return F.dropout(leaf, share) if leaf.is_floating_point() else leaf
-
-    return partial(tree_map, dropped) if share else None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class AGEM(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget` and `keep`.

@@ -35,7 +35,7 @@ class DERpp(Replay):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. The network's outputs are a tensor (n, outputs).
     memory, memories, budget, keep, groups
         What is remembered (see `Replay`). In the memory, y is a dict: "label" and "logits".

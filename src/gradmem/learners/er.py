@@ -23,7 +23,7 @@ class ER(Replay):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`.
     memory, memories, budget, keep, groups
         What is remembered (see `Replay`).

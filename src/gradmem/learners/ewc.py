@@ -31,7 +31,7 @@ class EWC(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`.
     regularization
         λ ≥ 0.

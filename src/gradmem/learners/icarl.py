@@ -41,7 +41,7 @@ class ICaRL(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. An example's features are what goes into the linear layer that comes last as
         the network computes; the outputs, if there is none. All inputs have one shape.
     distillation

@@ -28,7 +28,7 @@ class Independent(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
-    input_dropout, not_finite, seed, graphs
+    input_dropout, augment, not_finite, seed, graphs
         See `Learner`; `grow` is refused. The network is the pattern of all others and is not
         trained itself.
     start

@@ -30,7 +30,7 @@ class LaMAML(Replay):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. `lr` is the rate of the step from θ₀: with the update "async", what the
         rates α are in units of. `clip` bounds the gradients of the steps on single examples and by
         α as well. Each glance goes through the mini-batch in another order.

@@ -23,7 +23,7 @@ from gradmem.gradients import (
     Inputs,
     Loss,
     Transform,
-    dropout_of_inputs,
+    noise_of,
     parameters,
 )
 from gradmem.interrupts import Lock
@@ -102,6 +102,11 @@ class Learner(Observing, ABC):
         Share of each input's numbers that are zero while learning, at the mini-batch and at the
         memories, drawn anew in every pass; the others are scaled by 1 / (1 − share). For tabular
         data set input_dropout=0; integer inputs such as tokens are never dropped.
+    augment
+        Changes inputs while learning, at the mini-batch and at the memories, anew in every pass: a
+        function of x, after `transform`, or "images", which shifts each image (n, channels, height,
+        width) by up to an eighth of its side and mirrors half of them. None for nothing. Memories
+        hold x as it came.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits
@@ -170,6 +175,7 @@ class Learner(Observing, ABC):
         average: float | Sequence[float] | None = None,
         glances: int = 1,
         input_dropout: float = 0.0,
+        augment: str | Transform | None = None,
         not_finite: str = "stop",
         seed: int = 0,
         graphs: bool = True,
@@ -193,7 +199,7 @@ class Learner(Observing, ABC):
         self.network = network
         self.criterion = self.criterion_kind(loss)
         self.describing = Describing(network)
-        noise = dropout_of_inputs(input_dropout)
+        noise = noise_of(augment, input_dropout)
         self.passes = Forward(self.describing.of_x(transform), self.describing.of_x(noise))
         if decide is not None and not callable(decide):
             raise TypeError(f"decide must be a callable of outputs, got {decide!r}")

@@ -26,7 +26,7 @@ class MEGA(AGEM):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. Losses are not negative.
     memory, memories, budget, keep, sample
         See `AGEM`.

@@ -40,7 +40,7 @@ class MER(Replay):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. `lr` is α, the rate of the steps on single examples. The across-batch update
         is a step of the optimizer along γ (θ₀ − θₛ) / α: with plain SGD it is the paper's. With
         another optimizer, α is its rate. `clip` bounds the gradients of all steps, those on single

@@ -27,7 +27,7 @@ class Multimodal(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, boundaries, average, glances,
-    input_dropout, not_finite, seed, graphs
+    input_dropout, augment, not_finite, seed, graphs
         See `Learner`; `grow` is refused. The network is an `nn.Sequential`; its first layer becomes
         the pattern of the tasks' input layers, the rest is shared.
 

@@ -37,7 +37,7 @@ class Replay(Learner):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`.
     memory
         An `EpisodicMemory`, in place of `memories`, `budget`, `keep` and `groups`.

@@ -39,6 +39,7 @@ class Common(TypedDict, total=False):
     average: float | Sequence[float] | None
     glances: int
     input_dropout: float
+    augment: str | Transform | None
     not_finite: str
     seed: int
     graphs: bool

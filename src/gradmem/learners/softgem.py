@@ -70,7 +70,7 @@ class SoftGEM(GEM):
     Parameters
     ----------
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
-    glances, input_dropout, not_finite, seed, graphs
+    glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. The loss is cross-entropy without options.
     memory, memories, budget, keep, margin, margin_rule, constrain, constraints, gradients,
     rehearse, tasks_per_chunk, memory_limit, precision

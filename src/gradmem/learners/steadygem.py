@@ -42,8 +42,8 @@ class SteadyGEM(SoftGEM):
 
     Parameters
     ----------
-    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, not_finite,
-    seed, graphs
+    network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, augment,
+    not_finite, seed, graphs
         See `Learner`. The loss is cross-entropy without options. On the board the rate is 0.2 on
         MNIST and 0.1 on CIFAR-100.
     memory, memories, budget, margin_rule, constrain, constraints, gradients, tasks_per_chunk,

@@ -157,6 +157,11 @@ class Stepping:
         if self._guard is None and not math.isfinite(float(g.sum() + loss)):
             self._diverge("gradient" if loss.isfinite() else "loss", self.steps, float(loss))
 
+    @property
+    def held(self) -> Tensor | None:
+        """(), 1 on a GPU from a step on that was not finite; None where steps are waited for."""
+        return None if self._guard is None else self._guard.found
+
     def settle(self) -> None:
         """Wait for the device, and raise what could not be known without waiting."""
         self._settle(self.steps)
