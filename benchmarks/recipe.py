@@ -65,20 +65,11 @@ CIFAR_CHANGES: list[dict[str, Any]] = [
     {"glances": 2},
     {**IMAGES},
     {**IMAGES, "glances": 2},
-    {**IMAGES, "glances": 3},
-    {**IMAGES, "glances": 3, "lr": 0.05},
-    {**IMAGES, "glances": 2, "rehearse": 64},
+    {**IMAGES, "glances": 2, "lr": 0.05},
     {**IMAGES, "glances": 2, "margin": 0.1},
-    {**IMAGES, "glances": 2, "margin": 0.1, "match": 0.2},
-    {**IMAGES, "glances": 2, "lr": 0.2},
 ]
 #: With hundreds of memories for each task, where steps take longer.
-CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
-    {},
-    {**IMAGES},
-    {**IMAGES, "glances": 2},
-    {**IMAGES, "rehearse": 64},
-]
+CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [{}, {**IMAGES}]
 #: From so many memories on.
 MANY = 1000
 

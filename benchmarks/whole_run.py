@@ -2,8 +2,11 @@
 
     python -m benchmarks.whole_run [--device cuda] [--data FOLDER] [--seeds 1] [--no-plain]
 
-On a GPU a run is repeated from the same state, so that the graphs recorded by the first are there:
-the first time is the cold one, the others are warm.
+`--no-plain` leaves the plain loop out, `--no-gradients` the memory gradients beside bare products,
+`--precisions fp32` all other precisions.
+
+On a GPU a run is repeated from the same state, so that the graphs recorded by the first two are
+there (in the first, memories move as they grow): these are cold, the others are warm.
 """
 
 from __future__ import annotations
@@ -65,18 +68,22 @@ def main() -> None:
     parser.add_argument("--data", default=None)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--no-plain", action="store_true")
+    parser.add_argument("--no-gradients", action="store_true")
+    parser.add_argument("--precisions", nargs="+", default=None)
     arguments = parser.parse_args()
     device = arguments.device
     print(machine(device))
-    print(gradients_of_a_run(device), flush=True)
-    precisions = ["fp32", "tf32", "bf16"] if device == "cuda" else ["fp32"]
+    if not arguments.no_gradients:
+        print(gradients_of_a_run(device), flush=True)
+    usual = ["fp32", "tf32", "bf16"] if device == "cuda" else ["fp32"]
+    precisions = arguments.precisions or usual
     for seed in range(arguments.seeds):
         continuum = gm.mnist_rotations(data=arguments.data, seed=seed).to(device)
         for precision in precisions:
             learner = gm.GEM(gm.mlp(seed=seed).to(device), precision=precision)
             state = learner.state_dict()
             times = []
-            for _ in range(4 if device == "cuda" else 1):
+            for _ in range(7 if device == "cuda" else 1):
                 learner.load_state_dict(state)
                 seconds, result = timed_run(learner, continuum)
                 times.append(f"{seconds:.3f}")

@@ -12,6 +12,7 @@ from torch import nn
 
 import gradmem as gm
 from gradmem.checks import _same
+from gradmem.cuda import graphs as cuda_graphs
 from gradmem.cuda.copies import copy_together
 from gradmem.cuda.graphs import GraphedSteps
 from gradmem.gradients import Criterion, MemoryGradients, recorded
@@ -233,6 +234,22 @@ def test_graphs_change_nothing_for_an_average_and_glances(kind, average):
     torch.testing.assert_close(*outputs)
 
 
+@pytest.mark.parametrize("kind", [gm.GEM, gm.ER])
+def test_graphs_that_hold_much_memory_are_let_go_of_and_recorded_anew(kind, monkeypatch):
+    ends = []
+    for idle in (1 / 8, -1.0):  # below 0, at every recording
+        monkeypatch.setattr(cuda_graphs, "IDLE", idle)
+        learner = kind(gm.mlp([6, 8, 8, 6], seed=0).cuda(), lr=0.05)
+        for t in (0, 1, 2, 0, 1):
+            x = torch.linspace(-1, 1, 18 * 6, device="cuda").view(18, 6) + t
+            for some in torch.arange(18, device="cuda").split(6):
+                learner.observe(x[some], t, some % 6)
+        ends.append((len(learner.graphed._graphs), learner.forward(x, 0)))
+    (many, kept), (few, let_go) = ends
+    assert many > few == 1
+    torch.testing.assert_close(kept, let_go)
+
+
 @pytest.mark.parametrize("average", [None, (0.6, 0.9)])
 @pytest.mark.parametrize("kind", LEARNERS.values())
 def test_batches_in_a_row_are_those_one_by_one(kind, average):
@@ -412,6 +429,18 @@ def test_a_learner_put_back_to_its_start_learns_again(kind):
         ends.append([w.detach().clone() for w in learner.module(0).parameters()])
     for first, second in zip(*ends, strict=True):
         torch.testing.assert_close(first, second)
+
+
+def test_a_learner_put_back_to_its_start_records_nothing_new():
+    learner = gm.GEM(gm.mlp([6, 8, 8, 6]).cuda(), lr=0.05, memories=20)
+    start, recorded = learner.state_dict(), []
+    for _ in range(4):
+        learner.load_state_dict(start)
+        for t in range(5):
+            x = torch.linspace(-1, 1, 240, device="cuda").view(40, 6) + t
+            learner.observe_each(x, t, torch.arange(40, device="cuda") % 6, 10, check=False)
+        recorded.append(len(learner.graphed._graphs))
+    assert recorded[1] == recorded[2] == recorded[3]  # in the first run, memories move as they grow
 
 
 def test_garbage_does_not_end_a_recording():

@@ -1,4 +1,4 @@
-"""Several small tensors copied at once: on a GPU, starting a kernel takes longer than they do."""
+"""Copies that a GPU's host does not wait for, and several small tensors copied by one kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["copy_in_turn", "copy_together"]
+__all__ = ["copy_in_turn", "copy_to", "copy_to_host", "copy_together"]
+
+
+def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device; a GPU is not waited for."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """A tensor on the host; complete once a GPU gets there, which is not waited for."""
+    if not tensor.is_cuda:
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 def copy_together(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

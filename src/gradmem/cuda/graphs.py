@@ -20,6 +20,9 @@ __all__ = ["GraphedSteps", "Step"]
 #: Takes its inputs, and gives the loss followed by whatever a recording must keep alive.
 Step = Callable[..., tuple[Any, ...]]
 
+#: The share of a GPU's memory that may lie idle, in graphs and outside of them, at a recording.
+IDLE = 1 / 8
+
 #: Steps that are recorded in a row without one being taken again, before that is said.
 NEVER_REPLAYED = 8
 
@@ -102,17 +105,14 @@ class GraphedSteps:
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tree | None, ...]) -> bool:
         own = [None if tree is None else tree_map(Tensor.clone, tree) for tree in inputs]
-        graph = torch.cuda.CUDAGraph()
-        if not self._graphs:  # a pool ends with the last graph that used it
-            self._pool = torch.cuda.graph_pool_handle()
+        if _much_lies_idle():
+            self._let_go()
         try:
             try:
-                kept = self._captured(graph, step, own)
-            except torch.cuda.OutOfMemoryError:  # what lies idle outside of graphs may suffice
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-                graph = torch.cuda.CUDAGraph()
-                kept = self._captured(graph, step, own)
+                graph, kept = self._captured(step, own)
+            except torch.cuda.OutOfMemoryError:  # what lies idle may suffice
+                self._let_go()
+                graph, kept = self._captured(step, own)
         except Exception as error:
             torch.cuda.synchronize()
             if isinstance(error, torch.cuda.OutOfMemoryError) and self.use_less_memory():
@@ -132,21 +132,34 @@ class GraphedSteps:
             )
         return True
 
+    def _let_go(self) -> None:
+        """Give back what graphs hold and what lies idle; a step that comes again is recorded anew.
+
+        Each new task needs a little more than the last, in larger pieces than those that lie idle,
+        so that what is held is many times what is in use.
+        """
+        self._graphs.clear()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
     def _captured(
-        self, graph: torch.cuda.CUDAGraph, step: Step, own: Sequence[Tree | None]
-    ) -> tuple[Any, ...]:
-        """What the step gives while a graph is made of it: what the graph refers to.
+        self, step: Step, own: Sequence[Tree | None]
+    ) -> tuple[torch.cuda.CUDAGraph, tuple[Any, ...]]:
+        """A graph of the step, and what the step gave meanwhile: what the graph refers to.
 
         As `torch.cuda.graph` does it, but for two things before: emptying the allocator's cache,
         after which the next step that is not recorded would have to ask the driver for all of its
         memory again, and waiting for the GPU. Recording runs nothing, so that steps before it may
         still be under way.
         """
+        graph = torch.cuda.CUDAGraph()
+        if not self._graphs:  # a pool ends with the last graph that used it
+            self._pool = torch.cuda.graph_pool_handle()
         with _no_collection(), torch.cuda.stream(_recorded_stream(torch.cuda.current_device())):
             # Other threads, such as one that pins a loader's batches, may use the GPU meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                return step(*own)
+                return graph, step(*own)
             finally:
                 graph.capture_end()
 
@@ -175,6 +188,16 @@ def _shapes(tree: Tree) -> tuple[Any, ...]:
     """Equal for trees that can be copied to each other, leaf by leaf."""
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves(tree))
     return shapes if isinstance(tree, Tensor) else (kind(tree), *shapes)
+
+
+def _much_lies_idle() -> bool:
+    """Whether this process holds much of the current GPU's memory, and does not use it.
+
+    Much is an eighth of it, or more than is free, for this process and others.
+    """
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free, total = torch.cuda.mem_get_info()
+    return idle > min(free, IDLE * total)
 
 
 @cache

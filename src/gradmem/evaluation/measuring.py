@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.cuda.copies import copy_to_host
 from gradmem.evaluation.result import Matrix
 from gradmem.evaluation.scores import Score, totals
 from gradmem.learners import Learner
 from gradmem.streams import Examples
 from gradmem.trees import kind, leaves, size
 
-__all__ = ["Measurement"]
+__all__ = ["Measurement", "TestSets", "is_on_gpu"]
+
+#: A descriptor, the examples that are predicted for it, and the sizes of the test sets they are of.
+TestSet = tuple[Any, Any, list[int]]
 
 #: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
 BATCH = 2000
 
 #: On a GPU, bytes of the inputs of several test sets that are predicted at once.
 TOGETHER = 2**29
+
+
+class TestSets:
+    """The test sets of a continuum, those that can be predicted together as one.
+
+    Parameters
+    ----------
+    tests
+        Descriptor → test set.
+    """
+
+    __test__ = False  # pytest takes its name for that of a test
+
+    def __init__(self, tests: Mapping[Any, Any]) -> None:
+        self._alone = [(t, test, [len(test)]) for t, test in tests.items()]
+        self._together: list[TestSet] | None = None
+
+    def of(self, learner: Any) -> list[TestSet]:
+        """The test sets as the learner can predict them.
+
+        On a GPU neighbouring ones become one, where they are in memory, of one kind, and predicted
+        alike whatever the task. That takes their memory a second time.
+        """
+        if not isinstance(learner, Learner) or not is_on_gpu(learner):
+            return self._alone
+        in_memory = all(isinstance(test, Examples) for _, test, _ in self._alone)
+        if not learner.predicts_alike or not in_memory:
+            return self._alone
+        if self._together is None:
+            groups = _neighbours([(t, test) for t, test, _ in self._alone])
+            self._together = [
+                (t, first.joined(*others) if others else first, [len(first), *map(len, others)])
+                for t, (first, *others) in groups
+            ]
+        return self._together
 
 
 class Measurement:
@@ -37,42 +76,31 @@ class Measurement:
     predict
         `predict(x, t)`, its method or one that does without something.
     tests
-        Descriptor → test set.
+        The test sets.
     score
         See `run`.
     """
 
     def __init__(
-        self,
-        learner: Any,
-        predict: Callable[..., Any],
-        tests: Mapping[Any, Any],
-        score: Score,
+        self, learner: Any, predict: Callable[..., Any], tests: TestSets, score: Score
     ) -> None:
         sums: list[Tensor] = []
         #: For each test set its size, and how many of the sums are its own.
         self._counts: list[tuple[int, int]] = []
-        for t, some in _predicted_together(learner, tests):
-            if len(some) > 1:
-                x, y = some[0].joined(*some[1:])[:]
-                sizes = [len(test) for test in some]
-                sums.append(totals(score, predict(x, t), y, sizes))
-                self._counts += [(n, 1) for n in sizes]
-                continue
-            (test,) = some
-            n = len(test) if _is_on_gpu(learner) and isinstance(test, Examples) else BATCH
+        for t, test, sizes in tests.of(learner):
+            whole = len(sizes) > 1 or (is_on_gpu(learner) and isinstance(test, Examples))
+            n = len(test) if whole else BATCH
             for x, y in test.batches(n):
-                sums.append(totals(score, predict(x, t), y, [size(y)]))
-            self._counts.append((len(test), -(-len(test) // n)))
-        self._sums = torch.cat(sums)
+                parts = sizes if len(sizes) > 1 else [size(y)]
+                sums.append(totals(score, predict(x, t), y, parts))
+            self._counts += [(own, -(-own // n)) for own in sizes]
         held = learner.held if isinstance(learner, Learner) else None
-        self._held = torch.zeros(()) if held is None else held
+        self._sums = copy_to_host(torch.cat(sums))
+        self._held = None if held is None else copy_to_host(held)
         self._copied: torch.cuda.Event | None = None
-        if self._sums.is_cuda:
-            with torch.cuda.device(self._sums.device):
-                self._sums, self._held = _to_host(self._sums), _to_host(self._held)
-                self._copied = torch.cuda.Event()
-                self._copied.record()
+        if any(part.is_cuda for part in sums):
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(sums[0].device))
 
     def means(self) -> Matrix:
         """The mean scores: (T,)."""
@@ -84,37 +112,22 @@ class Measurement:
     def stopped(self) -> bool:
         """Whether the learner no longer changes, after a step on a GPU that was not finite."""
         self._wait()
-        return bool(self._held)
+        return self._held is not None and bool(self._held)
 
     def _wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host, complete once the GPU gets there."""
-    if not tensor.is_cuda:
-        return tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-def _is_on_gpu(learner: Any) -> bool:
+def is_on_gpu(learner: Any) -> bool:
+    """Whether a learner, of any kind, says that it is on a GPU."""
     return torch.device(getattr(learner, "device", None) or "cpu").type == "cuda"
 
 
-def _predicted_together(learner: Any, tests: Mapping[Any, Any]) -> list[tuple[Any, list[Any]]]:
-    """Neighbouring test sets that are one prediction, each group with its first descriptor.
-
-    On a GPU, where they are in memory, of one kind, and predicted alike whatever the task.
-    """
-    alone = [(t, [test]) for t, test in tests.items()]
-    if not isinstance(learner, Learner) or not _is_on_gpu(learner):
-        return alone
-    if not learner.predicts_alike or not all(isinstance(test, Examples) for _, (test,) in alone):
-        return alone
-    groups: list[tuple[Any, list[Any]]] = []
-    for t, (test,) in alone:
+def _neighbours(tests: Sequence[tuple[Any, Examples]]) -> list[tuple[Any, list[Examples]]]:
+    """Neighbouring test sets of one kind, as many as go into one prediction, with the first's t."""
+    groups: list[tuple[Any, list[Examples]]] = []
+    for t, test in tests:
         if groups:
             _, known = groups[-1]
             alike = kind((known[0].x, known[0].y)) == kind((test.x, test.y))

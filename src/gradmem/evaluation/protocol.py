@@ -18,7 +18,7 @@ from gradmem.checkpoint import CheckpointError
 from gradmem.evaluation.callback import Progress
 from gradmem.evaluation.checkpointing import RunCheckpoint
 from gradmem.evaluation.clocks import Clock, DeviceClock, WallClock
-from gradmem.evaluation.measuring import Measurement
+from gradmem.evaluation.measuring import Measurement, TestSets, is_on_gpu
 from gradmem.evaluation.result import Matrix, Result
 from gradmem.evaluation.result_folder import what_changed
 from gradmem.evaluation.scores import Score, accuracy, name_of
@@ -132,8 +132,9 @@ class _Run:
         self.position = (0, 0)  # tasks that are learned, mini-batches of the next one
         self.learner, self.every, self.score, self.hooks = learner, every, score, hooks
         self.device = torch.device(getattr(learner, "device", None) or "cpu")
-        self.on_gpu = self.device.type == "cuda"
+        self.on_gpu = is_on_gpu(learner)
         self.continuum = continuum.to(self.device)
+        self.tests = TestSets(self.continuum.tests)
         self.observe, self.predict = learner.observe, learner.predict
         in_memory = False
         if isinstance(learner, Learner):
@@ -274,7 +275,7 @@ class _Run:
             with self.training:  # `observe` returns before the GPU has done its step
                 torch.cuda.synchronize(self.device)
         with self.evaluation:
-            found = Measurement(self.learner, self.predict, self.continuum.tests, self.score)
+            found = Measurement(self.learner, self.predict, self.tests, self.score)
             row = np.full(len(self.continuum.tests), np.nan)
             self.curves.append((self.examples, row))
             self.measured.append((self.examples, row, found))

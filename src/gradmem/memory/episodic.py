@@ -172,6 +172,9 @@ class EpisodicMemory:
 
     def _start(self) -> None:
         self._rows: dict[tuple[Kind, Kind], Rows] = {}
+        #: Those from before a state was taken over. If their size is right they are used again:
+        #: CUDA graphs that refer to their tensors stay valid.
+        self._spare: dict[tuple[Kind, Kind], Rows] = {}
         self._places: dict[Hashable, tuple[Rows, Row]] = {}
         self._version = 0  # changes with where examples lie, and how many others there are
         #: What they depend on, the tasks, their masks, and the stacks of all tasks but one.
@@ -507,14 +510,10 @@ class EpisodicMemory:
         self._generator.set_state(state["randomness"].cpu())
         self._places, self._others = {}, None
         self._version += 1
-        before, self._rows = self._rows, {}
+        self._spare, self._rows = self._rows, {}
         first = {}
         for t, (x, y, seen, oldest, *numbers) in state["tasks"].items():
             x, y = to(x, device), to(y, device)
-            # Tensors of the right size are used again: CUDA graphs that refer to them stay valid.
-            old = before.pop((kind(x), kind(y)), None)
-            if old is not None and old.size == share:
-                self._rows[old.kind], old.rows = old, []
             rows = self._rows_for(x, y, share)
             row = rows.new_row()
             row.seen, row.oldest = seen, oldest
@@ -538,7 +537,12 @@ class EpisodicMemory:
             most = self.budget
             if most is None and self.most_groups is not None:
                 most = self.most_groups * self.memories
-            self._rows[both] = Rows(x, y, share, most, self.device, self.pin)
+            spare = self._spare.pop(both, None)
+            if spare is not None and spare.size == share:
+                spare.rows = []
+                self._rows[both] = spare
+            else:
+                self._rows[both] = Rows(x, y, share, most, self.device, self.pin)
         return self._rows[both]
 
 

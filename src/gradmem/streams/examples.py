@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradmem.cuda.copies import copy_to
 from gradmem.trees import Tree, check, concatenate, kind, leaves, take, to, tree_map
 from gradmem.validation import positive
 
@@ -150,7 +151,7 @@ class Examples:
         if not shuffle:
             yield from (self[start : start + n] for start in range(0, len(self), n))
             return
-        order = permutation(len(self), seed).to(self.device)
+        order = copy_to(permutation(len(self), seed), self.device)
         yield from (self[some] for some in torch.split(order, n))
 
 
