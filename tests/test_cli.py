@@ -264,7 +264,7 @@ def test_an_interrupted_run_keeps_what_it_knew(tmp_path):
 def test_the_core_stays_light():
     """What only plots, downloads, rotates or parses a command line is imported where it is used."""
     heavy = ["matplotlib", "PIL", "pooch", "requests", "filelock", "typer", "scipy", "quadprog"]
-    heavy += ["plotly", "jinja2"]
+    heavy += ["plotly", "jinja2", "numba"]
     loaded = f"import sys, gradmem; print([name for name in {heavy} if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     light = {name.strip("'[]\n ") for name in said.stdout.split(",")}

@@ -28,6 +28,8 @@ from gradmem.learners.replay import Replay
 from gradmem.memory import Stack
 from gradmem.projection.blocks import products_with
 from gradmem.projection.host import project_on_host
+from gradmem.runs.experiment import Experiment
+from gradmem.sweeps.perform import Compute
 
 from .networks import NETWORKS, agree, build, memories
 
@@ -234,7 +236,7 @@ def test_graphs_change_nothing_for_an_average_and_glances(kind, average):
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("kind", [gm.GEM, gm.ER])
+@pytest.mark.parametrize("kind", [gm.GEM, gm.SoftGEM])  # a graph for each number of past tasks
 def test_graphs_that_hold_much_memory_are_let_go_of_and_recorded_anew(kind, monkeypatch):
     ends = []
     for idle in (1 / 8, -1.0):  # below 0, at every recording
@@ -441,6 +443,19 @@ def test_a_learner_put_back_to_its_start_records_nothing_new():
             learner.observe_each(x, t, torch.arange(40, device="cuda") % 6, 10, check=False)
         recorded.append(len(learner.graphed._graphs))
     assert recorded[1] == recorded[2] == recorded[3]  # in the first run, memories move as they grow
+
+
+def test_seeds_that_share_a_learner_are_those_of_learners_of_their_own():
+    """To the last bit: a sweep's worker sets one learner back for each seed, with its graphs."""
+    compute = Compute()
+    settings = {"memories": 20, "lr": 0.05}
+    for seed in (0, 1, 2):
+        experiment = Experiment(
+            "mnist-rotations", "gem", settings, seed=seed, data="sample", device="cuda",
+            n_tasks=4, examples_per_task=60,
+        )  # fmt: skip
+        shared = compute(experiment)
+        assert shared["R"] == experiment.run().R.tolist()
 
 
 def test_garbage_does_not_end_a_recording():

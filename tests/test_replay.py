@@ -465,15 +465,19 @@ def test_mer_is_algorithm_1(written_out, own_outputs):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [[4, 3], [4, 6, 3], [4, 6, 5, 3]])
-@pytest.mark.parametrize("on_a_cpu", [True, False])
-def test_steps_on_an_mlp_are_those_of_autograd(sizes, bias, masked, on_a_cpu, monkeypatch):
+@pytest.mark.parametrize("how", ["compiled", "numpy", "torch"])
+def test_steps_on_an_mlp_are_those_of_autograd(sizes, bias, masked, how, monkeypatch):
     def made():
         torch.manual_seed(0)
         layers = [nn.Linear(a, b, bias) for a, b in pairwise(sizes)]
         parts = [part for layer in layers for part in (layer, nn.ReLU())]
         return nn.Sequential(*parts[:-1]).double()
 
-    if not on_a_cpu:  # the steps that are recorded on a GPU
+    if how == "compiled":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(one_by_one, "_is_compiled", lambda upper: False)
+    if how == "torch":  # the steps that are recorded on a GPU
         monkeypatch.setattr(one_by_one, "_changes_on_a_cpu", one_by_one._changes)
     found, expected = made(), made()
     x, y = batch(0, n=9)
@@ -485,6 +489,54 @@ def test_steps_on_an_mlp_are_those_of_autograd(sizes, bias, masked, on_a_cpu, mo
             logits = logits.masked_fill(~masks[j], -torch.inf)
         descend(expected, F.cross_entropy(logits, y[j : j + 1]), 0.2)
     torch.testing.assert_close(weights(found), weights(expected))
+
+
+def steps_compiled_and_not(monkeypatch, sizes, x, y, masks=None):
+    """The weights after the same steps, compiled and by NumPy, and how often NumPy was asked."""
+    pytest.importorskip("numba")
+    found, asked, by_numpy = [], [], one_by_one._changes_on_a_cpu
+    monkeypatch.setattr(
+        one_by_one, "_changes_on_a_cpu", lambda *a: [asked.append(a), by_numpy(*a)][1]
+    )
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(one_by_one, "_is_compiled", lambda upper: False)
+        model = gm.mlp(sizes, seed=0).to(x.dtype)
+        one_by_one.chain_steps(model, x, y, masks, 0.05)
+        found.append(weights(model))
+        assert len(asked) == (not compiled)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 60])
+@pytest.mark.parametrize(
+    "sizes", [(784, 100, 100, 10), (20, 7, 33, 5), (20, 8, 5), (6, 9, 8, 7, 6)]
+)
+def test_compiled_steps_are_those_of_numpy(sizes, n, masked, dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(n, sizes[0], generator=generator, dtype=dtype) / sizes[0] ** 0.5
+    y = torch.randint(sizes[-1], (n,), generator=generator)
+    masks = None
+    if masked:
+        masks = torch.rand(n, sizes[-1], generator=generator) > 0.4
+        masks[torch.arange(n), y] = True
+    found, expected = steps_compiled_and_not(monkeypatch, sizes, x, y, masks)
+    moved = (expected - weights(gm.mlp(sizes, seed=0)).to(dtype)).norm()
+    assert (moved > 0) == (n > 0)
+    close = 1e-10 if dtype == torch.float64 else 1e-4
+    assert (found - expected).norm() <= close * moved
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_compiled_steps_keep_what_is_not_a_number(bad, monkeypatch):
+    """Where it is not finite by NumPy, and nowhere else."""
+    x, y = batch(0)
+    x[3, 1] = bad
+    found, expected = steps_compiled_and_not(monkeypatch, [4, 8, 6, 3], x, y)
+    assert expected.isnan().any()
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_mer_goes_through_every_example_of_a_batch():

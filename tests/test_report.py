@@ -14,6 +14,7 @@ from rich.console import Console
 import gradmem as gm
 from gradmem.evaluation.metrics import transfer_metrics
 from gradmem.files import write_json
+from gradmem.learners import LEARNERS
 from gradmem.published import appendix_b, settings
 from gradmem.reports import (
     draw_pictures,
@@ -394,6 +395,13 @@ def test_a_learner_of_ones_own_has_a_look_of_its_own():
     look = styles(["single", "gem", "mine", "mine2"])
     assert len(set(look.values())) == 4
     assert look["gem"] == styles(["gem"])["gem"]
+
+
+def test_many_learners_have_looks_of_their_own():
+    names = [*LEARNERS, *(f"mine{i}" for i in range(40))]
+    look = styles(names)
+    assert len({(style.colour, style.marker) for style in look.values()}) == len(names)
+    assert len(styles(f"mine{i}" for i in range(200))) == 200  # in the end they repeat
 
 
 def test_legends_fit_into_their_pictures(tmp_path, monkeypatch):

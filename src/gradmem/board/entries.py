@@ -314,7 +314,7 @@ def _steady_cifar(**values: Any) -> Grid:
     return {name: [value] for name, value in {**values, **fixed}.items()} | BF16
 
 
-_FEW = _steady_cifar(lr=0.1, margin=0.5, match=0.0, rehearse=32, glances=1, augment=None)
+_FEW = _steady_cifar(lr=0.1, margin=0.5, match=0.0, rehearse=32, glances=2, augment="images")
 _MANY = _steady_cifar(lr=0.1, margin=0.5, match=0.0, rehearse=32, glances=1, augment=None)
 
 _STEADY = Entry(
@@ -334,8 +334,9 @@ _STEADY = Entry(
         "held-out data with other seeds (results/recipe): one recipe for MNIST, but that with "
         "5,120 memories for 20 tasks it does without matching and hides more of the inputs, and "
         "that 100 tasks have a smaller margin, which is searched. For CIFAR-100 they were chosen "
-        "on its first ten tasks with 100 memories; with 5,120 there, each task has 256 from the "
-        "start. Its averages of the weights count as memory."
+        "on its first ten tasks, with 100 memories for the column of 200 and with 256 for each "
+        "task for that of 5,120, where each has as many from the start. Its averages of the "
+        "weights count as memory."
     ),
 )
 

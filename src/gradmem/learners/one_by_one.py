@@ -5,8 +5,10 @@ Nothing here depends on values, so that on a GPU all steps are recorded into one
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -68,6 +70,10 @@ def chain_steps(
         changes = changes_in_a_kernel(given, inner, upper, y, masks, rate)
     elif x.is_cuda:
         changes = _changes(given, inner, relu, upper, targets, masks, rate)
+    elif _is_compiled(upper):
+        from gradmem.learners.one_by_one_compiled import changes_compiled
+
+        changes = changes_compiled(given, inner, relu, upper, y, masks, float(rate))
     else:
         changes = _changes_on_a_cpu(given, inner, relu, upper, targets, masks, float(rate))
     first.weight.addmm_(changes.T, x)
@@ -94,6 +100,22 @@ def _has_kernel(given: Tensor, relu: bool, upper: list[Upper]) -> bool:
         and [own for _, _, own in upper] == [True, False]
         and all(part.dtype == torch.float32 and part.is_contiguous() for part in tensors)
     )
+
+
+def _is_compiled(upper: list[Upper]) -> bool:
+    """Whether compiled code takes all steps on a CPU: layers above the first, in rows."""
+    tensors = [part for W, b, _ in upper for part in (W, b) if part is not None]
+    return _has_numba() and bool(upper) and all(part.is_contiguous() for part in tensors)
+
+
+@cache
+def _has_numba() -> bool:
+    """Whether Numba is installed, which is optional, and fits the NumPy beside it."""
+    try:
+        importlib.import_module("numba")
+    except ImportError:
+        return False
+    return True
 
 
 def _changes(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 from gradmem.learners import LEARNERS
 
@@ -84,7 +85,7 @@ def styles(learners: Iterable[str]) -> dict[str, Style]:
     """A style for each name: by its place in `LEARNERS`; other names have what is left over.
 
     There are fewer styles than learners: of two that have the same place, the second has what is
-    left over, too.
+    left over, too, and when nothing is, a known shape in another colour.
 
     Examples
     --------
@@ -97,6 +98,10 @@ def styles(learners: Iterable[str]) -> dict[str, Style]:
         style = _STYLES[i % len(_STYLES)]
         if name in names and style not in found.values():
             found[name] = style
-    left = [style for style in reversed(_STYLES) if style not in found.values()] or _STYLES
-    others = sorted(names - set(found))
-    return found | {name: left[i % len(left)] for i, name in enumerate(others)}
+    left = [style for style in reversed(_STYLES) if style not in found.values()]
+    left += [
+        replace(style, colour=_STYLES[(i + turn) % len(_STYLES)].colour)
+        for turn in range(1, len(_STYLES))
+        for i, style in enumerate(_STYLES)
+    ]
+    return found | dict(zip(sorted(names - set(found)), cycle(left), strict=False))
