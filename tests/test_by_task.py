@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradmem as gm
-from gradmem.gradients import Criterion, Objective, parameters
+from gradmem.gradients import Criterion, Objective, choice, parameters
 from gradmem.gradients.by_task import ROOM, TaskByTask, once_through, passes, schedule
 from gradmem.gradients.loop import loop_gradients, pass_of
 from gradmem.projection import Projection
@@ -127,6 +127,36 @@ def test_a_step_that_violates_nothing_takes_one_pass_for_each_task(tasks, monkey
     assert ROOM == 5
 
 
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("large", "limit", "held"), [(True, None, 12), (True, 9, 9), (False, 0, 0)]
+)
+def test_of_few_parameters_that_learn_all_rows_are_held(
+    large, limit, held, batch_norm, monkeypatch
+):
+    """Of a network so large that tasks go one by one anyway, within what G may take."""
+    monkeypatch.setitem(choice.ENOUGH, "cpu", (0.0 if large else 1e30, 1e10))
+    norm = [nn.BatchNorm1d(40, affine=False)] if batch_norm else []
+    network = nn.Sequential(nn.Linear(6, 40), *norm, nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
+    for part in network[:-1].parameters():
+        part.requires_grad_(False)
+    p = sum(w.numel() for w in network[-1].parameters())
+    options = {"memory_limit": 4 * p * limit} if limit else {}
+    memory = filled(network, 12, gradients="gram", **options)
+    other = filled(copy.deepcopy(network), 12, gradients="loop")
+    found = memory.engine.at(memory.others("now"))
+    # Batch norm's statistics move with each pass, so that no task's is made again.
+    assert isinstance(found, TaskByTask) == (held == 12 or (held == 9 and not batch_norm))
+    if isinstance(found, TaskByTask):
+        found.look(torch.zeros(p))
+        assert len(found._rows) == held
+    memory.project_("now")
+    other.project_("now")
+    assert len(memory.last.violated) > 6
+    for w, same in zip(memory.model[-1].parameters(), other.model[-1].parameters(), strict=True):
+        torch.testing.assert_close(w.grad, same.grad, rtol=1e-4, atol=1e-6)
+
+
 class Counting(nn.Module):
     """Moves a buffer in every pass, which its outputs depend on."""
 
@@ -148,11 +178,9 @@ def filled(network, tasks, **options):
     for t in range(tasks):
         x = torch.randn(4, 6, generator=generator)
         memory.add(x, t, torch.randint(5, (4,), generator=generator))
-    G = memory.gradients()
-    for w, part in zip(
-        network.parameters(), (-G.sum(0)).split([w.numel() for w in network.parameters()]),
-        strict=True,
-    ):  # fmt: skip
+    G, weights = memory.gradients(), parameters(network)
+    parts = (-G.sum(0)).split([w.numel() for w in weights])
+    for w, part in zip(weights, parts, strict=True):
         w.grad = part.view_as(w).clone()
     return memory
 

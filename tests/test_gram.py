@@ -26,7 +26,7 @@ TOKENS = 13
 @pytest.fixture
 def side_by_side(monkeypatch):
     """Few tasks go side by side, too, as many do."""
-    monkeypatch.setattr(MemoryGradients, "_goes_by_task", lambda self, k: False)
+    monkeypatch.setattr(MemoryGradients, "_goes_by_task", lambda self, k, rows: False)
 
 
 @pytest.fixture(params=["task by task", "side by side"])

@@ -408,6 +408,29 @@ def test_augmented_inputs_are_for_learning_alone_and_follow_the_seed(name):
     assert torch.equal(learned(lambda x: x).forward(x, 0), outputs[3])
 
 
+class Viewing(nn.Module):
+    """Takes its inputs for ones without gaps, and has a weight that no rule knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 5 * 128).view(5, 128))
+
+    def forward(self, x):
+        return x.view(len(x), -1) @ self.weight.T
+
+
+@pytest.mark.parametrize(
+    "augment", ["images", lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x], ids=["name", "own"]
+)
+@pytest.mark.parametrize("gradients", ["auto", "loop", "gram"])
+def test_augmented_inputs_lie_as_inputs_do_and_may_be_made_by_any_function(augment, gradients):
+    learner = gm.GEM(Viewing(), lr=0.1, augment=augment, gradients=gradients)
+    for t in range(3):
+        for some in torch.arange(12).split(6):
+            learner.observe(torch.randn(6, 2, 8, 8), t, some % 5)
+    assert learner.steps == 6
+
+
 def test_images_are_moved_by_an_eighth_at_most_and_half_of_them_mirrored():
     torch.manual_seed(0)
     image = torch.zeros(1, 2, 16, 24)

@@ -50,6 +50,7 @@ class GraphedSteps:
         self.enabled = enabled
         self.use_less_memory: Callable[[], bool] = lambda: False
         self._known: set[Hashable] = set()
+        self._recorded: set[Hashable] = set()  # also of graphs that were let go of
         self._graphs: dict[
             Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Any, ...]]
         ] = {}
@@ -101,12 +102,14 @@ class GraphedSteps:
     def forget(self) -> None:
         """Record anew from here on: what the graphs refer to is no longer in use."""
         self._last = None
-        self._known, self._graphs, self._pool = set(), {}, None
+        self._known, self._recorded, self._graphs, self._pool = set(), set(), {}, None
 
     def _record(self, key: Hashable, step: Step, inputs: tuple[Tree | None, ...]) -> bool:
         own = [None if tree is None else tree_map(Tensor.clone, tree) for tree in inputs]
-        if _much_lies_idle():
+        # Once for each step: where one graph holds so much by itself, they would go each time.
+        if key not in self._recorded and _much_lies_idle():
             self._let_go()
+        self._recorded.add(key)
         try:
             try:
                 graph, kept = self._captured(step, own)
@@ -149,19 +152,25 @@ class GraphedSteps:
 
         As `torch.cuda.graph` does it, but for two things before: emptying the allocator's cache,
         after which the next step that is not recorded would have to ask the driver for all of its
-        memory again, and waiting for the GPU. Recording runs nothing, so that steps before it may
-        still be under way.
+        memory again, and making the host wait for the GPU. Recording runs no step; what torch does
+        for it on the recording's stream, such as setting the seed that all graphs draw with, comes
+        after the steps that are under way, and before those that follow.
         """
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:  # a pool ends with the last graph that used it
             self._pool = torch.cuda.graph_pool_handle()
-        with _no_collection(), torch.cuda.stream(_recorded_stream(torch.cuda.current_device())):
+        current = torch.cuda.current_stream()
+        stream = _recorded_stream(torch.cuda.current_device())
+        stream.wait_stream(current)
+        with _no_collection(), torch.cuda.stream(stream):
             # Other threads, such as one that pins a loader's batches, may use the GPU meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                return graph, step(*own)
+                kept = step(*own)
             finally:
                 graph.capture_end()
+        current.wait_stream(stream)
+        return graph, kept
 
     def _give_up(self, error: Exception) -> None:
         self.enabled = False

@@ -98,9 +98,10 @@ class Measurement:
         self._sums = copy_to_host(torch.cat(sums))
         self._held = None if held is None else copy_to_host(held)
         self._copied: torch.cuda.Event | None = None
-        if any(part.is_cuda for part in sums):
+        on_gpu = [part for part in (*sums, held) if part is not None and part.is_cuda]
+        if on_gpu:
             self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(sums[0].device))
+            self._copied.record(torch.cuda.current_stream(on_gpu[0].device))
 
     def means(self) -> Matrix:
         """The mean scores: (T,)."""

@@ -39,7 +39,7 @@ class Result:
     labels
         A name for each task.
     seconds_training, seconds_evaluation
-        Where the time went.
+        Where the time went: on the wall, or by the clock of a GPU that the host is ahead of.
     statistics
         The learner's counts: steps, examples, example gradients, for GEM also violations; with
         `boundaries`, the first example of each task that was found.

@@ -1,7 +1,7 @@
 """GGᵀ, Gg and Gᵀv of few tasks, with few rows of G at a time.
 
-One task's pass comes after another, as in a plain loop, and few rows of G are held: no more than
-take the memory of `ROOM` copies of the network, which are many where few of its parameters learn.
+One task's pass comes after another, as in a plain loop, and few rows of G are held: `ROOM`, or of a
+large network of which few parameters learn, as many as take the memory of `ROOM` copies of it.
 The first time through all tasks gives Gg: if no constraint is violated, that is all there is to
 know. If one is, tasks whose rows were not held at the same time are gone through again, until all
 pairs have met; for Gᵀv, those with a weight whose rows are gone at the end. With 7 tasks and 5 rows
@@ -169,9 +169,9 @@ class TaskByTask:
             self._owners[place] = i
             tasks = [self._owners[other] for other in range(len(self._owners))]
             with current_device(row.device):
-                *among, own = products_with(self._rows[: len(tasks)], row).unbind()
-                for j, product in zip(tasks, among, strict=True):
-                    self._GGt[i, j] = self._GGt[j, i] = own if i == j else product
+                products = products_with(self._rows[: len(tasks)], row)
+                self._GGt[i, tasks] = self._GGt[tasks, i] = products[:-1]
+                self._GGt[i, i] = products[-1]
                 if z is not None:
                     self._Gz[i] = products_with(row[None], z)[0]
 

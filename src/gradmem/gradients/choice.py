@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ from gradmem.gradients.chain import ChainGradients, is_chain
 from gradmem.gradients.flat import parameters
 from gradmem.gradients.functional import FunctionalGradients, has_module_twice, is_vectorisable
 from gradmem.gradients.loop import loop_gradients
-from gradmem.gradients.objective import Objective
+from gradmem.gradients.objective import Forward, Objective
 from gradmem.gradients.precision import computing_in
 from gradmem.memory.stack import Stack
 from gradmem.trees import Tree, kind, leaves, take, tree_map
 
-__all__ = ["METHODS", "Method", "choose", "few_examples", "operations"]
+__all__ = ["METHODS", "Method", "choose", "few_examples", "is_enough", "operations"]
 
 #: Writes the gradient of each task's mean loss into its row of out: (k, p).
 Method = Callable[[Objective, Stack, Tensor], Any]
@@ -50,6 +51,12 @@ def operations(objective: Objective, stack: Stack) -> float:
     # Tokens and rows of features are positions; the places of an image are not counted.
     positions = m * (rest[0] if len(rest) == 2 or (rest and not first.is_floating_point()) else 1)
     return float(6 * positions * sum(w.numel() for w in objective.network.parameters()))
+
+
+def is_enough(objective: Objective, stack: Stack) -> bool:
+    """Whether a pass over one task's memories is so large that several at once gain nothing."""
+    kind_of_device = leaves(stack.x)[0].device.type
+    return operations(objective, stack) >= ENOUGH.get(kind_of_device, ENOUGH["cuda"])[0]
 
 
 def choose(objective: Objective, few: Stack, precision: str = "fp32", work: float = 0.0) -> str:
@@ -78,6 +85,7 @@ def choose(objective: Objective, few: Stack, precision: str = "fp32", work: floa
         _stop_dropout(copied.network)
         if not is_vectorisable(copied.copied(), take(few.x, slice(1))):
             return "loop"
+        usable["func"] = usable["func"] and _noise_is_vectorisable(objective, copied, few)
         tried, few, expected = _reference(copied, few)
         tolerance = 1e-6 if expected[0].dtype == torch.float64 else 1e-3
         for name in (name for name, fits in usable.items() if fits):
@@ -88,6 +96,13 @@ def choose(objective: Objective, few: Stack, precision: str = "fp32", work: floa
             ):
                 return name
     return "loop"
+
+
+def _noise_is_vectorisable(objective: Objective, copied: Objective, few: Stack) -> bool:
+    """Whether torch.func can follow what changes inputs while learning, which is not tried else."""
+    transform, noise = objective.forward.transform, objective.forward.noise
+    noisy = replace(copied.copied(), forward=Forward(transform, noise))
+    return noise is None or is_vectorisable(noisy, take(few.x, slice(1)))
 
 
 def _attempt(name: str, objective: Objective, few: Stack) -> list[Tensor] | None:

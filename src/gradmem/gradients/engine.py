@@ -15,7 +15,14 @@ from gradmem.cuda.devices import is_recording, total_memory
 from gradmem.gradients.batched import layer_without_rule, mixes_examples
 from gradmem.gradients.by_task import ROOM, TaskByTask, passes
 from gradmem.gradients.chain import ChainGradients, is_chain
-from gradmem.gradients.choice import METHODS, Method, choose, few_examples, operations
+from gradmem.gradients.choice import (
+    METHODS,
+    Method,
+    choose,
+    few_examples,
+    is_enough,
+    operations,
+)
 from gradmem.gradients.flat import loss_gradient, parameters
 from gradmem.gradients.gram import Gradients, GramGradients, Outlook, check_segments
 from gradmem.gradients.loop import batches_of, loop_gradients
@@ -39,11 +46,11 @@ class MemoryGradients:
         The loss that is differentiated; of a module, its cross-entropy.
     method
         "chain" (one pass, written out for plain MLPs), "batched" (one pass with a rule per layer),
-        "func" (torch.func), "loop" (a pass per task), "gram" (inner products alone; G is never
-        stored: see `TaskByTask`, for few tasks or few parameters that learn, and `GramGradients`),
-        or "auto": the fastest of them that can be used and that agrees with the loop on the first
-        memories it is given; "gram" once G would take more than `memory_limit`, or a quarter of the
-        device's memory.
+        "func" (torch.func), "loop" (a pass per task), "gram" (inner products alone; of G few rows
+        are held: see `TaskByTask`, for few tasks or few parameters that learn, and
+        `GramGradients`), or "auto": the fastest of them that can be used and that agrees with the
+        loop on the first memories it is given; "gram" once G would take more than `memory_limit`,
+        or a quarter of the device's memory.
     tasks_per_chunk
         Most tasks in one pass.
     memory_limit
@@ -140,8 +147,9 @@ class MemoryGradients:
         """
         if self.stores(stacks):
             return self(stacks)
-        if self._goes_by_task(sum(map(len, stacks))) or not self._cuts_well(stacks):
-            return TaskByTask(self.objective, stacks, self.precision, self._passes, self._rows_held)
+        rows = self._rows_held(stacks[0])
+        if self._goes_by_task(sum(map(len, stacks)), rows) or not self._cuts_well(stacks):
+            return TaskByTask(self.objective, stacks, self.precision, self._passes, rows)
         return GramGradients(
             self.objective,
             self._cut(stacks),
@@ -159,18 +167,23 @@ class MemoryGradients:
             self.method, self._compute, self._buffer = "gram", None, None
         return self.method != "gram" or not stacks
 
-    def _goes_by_task(self, k: int) -> bool:
-        """Whether k tasks without G are so few that they go one by one.
+    def _goes_by_task(self, k: int, rows: int) -> bool:
+        """Whether k tasks without G are so few that they go one by one, with so many rows held.
 
         A pass that is made again would move running statistics again.
         """
-        return passes(k, self._rows_held) <= (1 if self.moves_buffers else 2) * k
+        return passes(k, rows) <= (1 if self.moves_buffers else 2) * k
 
-    @property
-    def _rows_held(self) -> int:
-        """Rows of G that take no more memory than a few copies of the network."""
-        whole = sum(w.numel() for w in self.objective.network.parameters())
-        return ROOM * whole // self.n_parameters
+    def _rows_held(self, stack: Stack) -> int:
+        """Rows of G that are held: a few, and more if each task's pass is better made by itself.
+
+        They take no more memory than a few copies of the network, nor than G may.
+        """
+        if not is_enough(self.objective, stack):
+            return ROOM
+        whole = sum(w.numel() * w.itemsize for w in self.objective.network.parameters())
+        rows = ROOM * whole // (self.n_parameters * self._new_rows(0).itemsize)
+        return max(ROOM, int(min(rows, self.most_stored)))
 
     @cached_property
     def most_stored(self) -> float:
@@ -216,8 +229,9 @@ class MemoryGradients:
         activations = bytes_per_task(self.objective, stack)
         row = self.n_parameters * parameters(self.objective.network)[0].itemsize
         if self.method == "gram" or (self._asked == "auto" and tasks > self.most_stored):
-            if self._goes_by_task(tasks):
-                return min(self._rows_held, tasks) * row + activations
+            rows = self._rows_held(stack)
+            if self._goes_by_task(tasks, rows):
+                return min(rows, tasks) * row + activations
             segments = self._new_segments()
             kept = tasks * activations
             if segments.limit is not None:

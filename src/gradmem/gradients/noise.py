@@ -67,7 +67,9 @@ def shifted_and_mirrored(x: Tensor) -> Tensor:
         columns.clamp(0, width - 1)[:, None, :],
     ]  # (n, height, width, channels)
     inside = _inside(rows, height)[:, :, None] & _inside(columns, width)[:, None, :]
-    return (found * inside[..., None]).movedim(3, 1)
+    moved = (found * inside[..., None]).movedim(3, 1)
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return moved if is_last else moved.contiguous()
 
 
 def _moves(draws: Tensor, most: int) -> Tensor:

@@ -106,7 +106,8 @@ class Learner(Observing, ABC):
         Changes inputs while learning, at the mini-batch and at the memories, anew in every pass: a
         function of x, after `transform`, or "images", which shifts each image (n, channels, height,
         width) by up to an eighth of its side and mirrors half of them. None for nothing. Memories
-        hold x as it came.
+        hold x as it came. A function that draws random numbers draws them by torch, on x's device;
+        for one that does otherwise, set graphs=False on a GPU, where its first draws would stay.
     not_finite
         What to do about a mini-batch whose loss or gradient is not finite: "stop" raises
         FloatingPointError, "skip" leaves it out and counts it in `skipped`. On a GPU, "skip" waits

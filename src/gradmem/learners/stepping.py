@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Stepping"]
 
 #: Steps on a GPU, not waited for, of which the task is known.
-RECENT = 4096
+RECENT = 16384
 
 #: Held while torch's global generator stands in for a learner's own.
 GENERATOR = Lock()
