@@ -557,15 +557,27 @@ def test_mer_takes_inputs_of_one_shape():
 # La-MAML
 
 
+def no_longer(parts, clip):
+    """Gradients, shorter if they are longer together than `clip`."""
+    length = torch.cat([part.flatten() for part in parts]).norm()
+    scale = 1.0 if clip is None else min(1.0, float(clip / (length + 1e-6)))
+    return [part * scale for part in parts]
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("meta", ["last", "every"])
 @pytest.mark.parametrize(
     "settings",
     [{"rate_lr": 0.4}, {"rate_lr": 0.4, "update": "sync", "alpha": 0.05}, {"rate_lr": None}],
     ids=["async", "sync", "C-MAML"],
 )
-def test_lamaml_is_algorithm_2(settings, meta):
-    """With its gradients by torch, through steps whose own gradients are constants."""
-    learner = gm.LaMAML(network(), lr=LR, sample=4, memories=20, glances=2, meta=meta, **settings)
+def test_lamaml_is_algorithm_2(settings, meta, clip):
+    """With its gradients by torch, through steps whose own gradients are constants.
+
+    What is clipped is the step from the start and the gradient by the rates, no step inside.
+    """
+    common = {"lr": LR, "sample": 4, "memories": 20, "glances": 2, "meta": meta, "clip": clip}
+    learner = gm.LaMAML(network(), **common, **settings)
     theta = [w.detach().clone() for w in network().parameters()]
     names = [name for name, _ in network().named_parameters()]
     alpha = [torch.full_like(w, settings.get("alpha", LR)) for w in theta]
@@ -593,12 +605,11 @@ def test_lamaml_is_algorithm_2(settings, meta):
             found = torch.autograd.grad(total, [*start, *rates])
             by_theta, by_alpha = found[: len(start)], found[len(start) :]
             if settings["rate_lr"] is not None:
-                alpha = [a - 0.4 * g for a, g in zip(alpha, by_alpha, strict=True)]
-            if settings["rate_lr"] is None or "update" in settings:
-                theta = [w - LR * g for w, g in zip(theta, by_theta, strict=True)]
-            else:
-                steps = zip(theta, alpha, by_theta, strict=True)
-                theta = [w - a.relu() * g for w, a, g in steps]
+                alpha = [a - 0.4 * g for a, g in zip(alpha, no_longer(by_alpha, clip), strict=True)]
+                if "update" not in settings:
+                    by_theta = [a.relu() / LR * g for a, g in zip(alpha, by_theta, strict=True)]
+            pairs = zip(theta, no_longer(by_theta, clip), strict=True)
+            theta = [w - LR * g for w, g in pairs]
         inputs.clear()
         expected = torch.cat([w.flatten() for w in theta])
         torch.testing.assert_close(weights(learner.network), expected)

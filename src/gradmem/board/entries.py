@@ -285,10 +285,8 @@ _ALL = (
         memory="budget",
         notes=(
             "The released code's settings, not searched: those for 200 memories, on many "
-            "permutations for 500. Samples are of all that is remembered; the released code leaves "
-            "the current task out. Steps on single examples are clipped, too. On CIFAR-100 one "
-            "glance; the released code has ten, another network, second derivatives and five "
-            "inner steps of two examples each."
+            "permutations for 500. On CIFAR-100 one glance; the released code has ten, another "
+            "network, second derivatives and five inner steps of two examples each."
         ),
     ),
     Entry(

@@ -32,8 +32,9 @@ class LaMAML(Replay):
     network, lr, optimizer, loss, schedule, clip, transform, decide, grow, boundaries, average,
     glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. `lr` is the rate of the step from θ₀: with the update "async", what the
-        rates α are in units of. `clip` bounds the gradients of the steps on single examples and by
-        α as well. Each glance goes through the mini-batch in another order.
+        rates α are in units of. `clip` bounds the gradient by α as well, and not those of the steps
+        on single examples: so it is in the code behind the paper's figures, and ACC depends on it.
+        Each glance goes through the mini-batch in another order.
     memory, memories, budget, keep, groups
         What is remembered (see `Replay`). The paper's is one reservoir: `budget=200, groups=1`.
     sample
@@ -138,9 +139,7 @@ class LaMAML(Replay):
         for i in range(n):
             one = slice(i, i + 1)
             with running_statistics_for_one(self.network):
-                grads = gradients(
-                    self.loss(take(x, one), t, take(y, one), mask), weights, self.clip
-                )
+                grads = gradients(self.loss(take(x, one), t, take(y, one), mask), weights)
             torch._foreach_sub_(live, torch._foreach_mul(grads, rates))
             torch._foreach_add_(moved, grads)
             if self.meta == "every" or i == n - 1:
