@@ -68,6 +68,12 @@ COSTS = [
         {"budget": 7, "groups": 1, "sample": 3, "meta": "every"},
         [(5, 20), (5, 32), (5, 32), (5, 32), (5, 32)],
     ),
+    # three examples for a step, then one
+    (
+        gm.LaMAML,
+        {"budget": 7, "groups": 1, "sample": 3, "meta": "every", "inner": 3},
+        [(3, 12), (3, 18), (3, 18), (3, 18), (3, 18)],
+    ),
     # exemplars are there from the second task on
     (gm.ICaRL, {"budget": 6, "rehearsed": 7}, [(1, 4), (1, 4), (1, 11), (1, 11), (1, 11)]),
 ]

@@ -564,6 +564,7 @@ def no_longer(parts, clip):
     return [part * scale for part in parts]
 
 
+@pytest.mark.parametrize(("inner", "clamp"), [(1, None), (4, None), (4, 0.02)])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("meta", ["last", "every"])
 @pytest.mark.parametrize(
@@ -571,13 +572,14 @@ def no_longer(parts, clip):
     [{"rate_lr": 0.4}, {"rate_lr": 0.4, "update": "sync", "alpha": 0.05}, {"rate_lr": None}],
     ids=["async", "sync", "C-MAML"],
 )
-def test_lamaml_is_algorithm_2(settings, meta, clip):
+def test_lamaml_is_algorithm_2(settings, meta, clip, inner, clamp):
     """With its gradients by torch, through steps whose own gradients are constants.
 
-    What is clipped is the step from the start and the gradient by the rates, no step inside.
+    What is clipped is the step from the start and the gradient by the rates; `clamp` bounds each
+    entry of the steps inside. Mini-batches of 6 have a last such step with fewer examples.
     """
     common = {"lr": LR, "sample": 4, "memories": 20, "glances": 2, "meta": meta, "clip": clip}
-    learner = gm.LaMAML(network(), **common, **settings)
+    learner = gm.LaMAML(network(), **common, **settings, inner=inner, clamp=clamp)
     theta = [w.detach().clone() for w in network().parameters()]
     names = [name for name, _ in network().named_parameters()]
     alpha = [torch.full_like(w, settings.get("alpha", LR)) for w in theta]
@@ -596,9 +598,12 @@ def test_lamaml_is_algorithm_2(settings, meta, clip):
             start = [w.clone().requires_grad_() for w in theta]
             rates = [a.clone().requires_grad_() for a in alpha]
             fast, metas = start, []
-            for i in range(len(inner_x)):
-                inner = loss(fast, inner_x[i : i + 1], inner_y[i : i + 1])
-                grads = torch.autograd.grad(inner, fast)
+            for i in range(0, len(inner_x), inner):
+                ahead = loss(fast, inner_x[i : i + inner], inner_y[i : i + inner])
+                grads = torch.autograd.grad(ahead, fast)
+                if clamp is not None:
+                    assert any((g.abs() > clamp).any() for g in grads)
+                    grads = [g.clamp(-clamp, clamp) for g in grads]
                 fast = [w - a.relu() * g for w, a, g in zip(fast, rates, grads, strict=True)]
                 metas.append(loss(fast, *joined))
             total = metas[-1] if meta == "last" else sum(metas) / len(metas)
@@ -644,6 +649,8 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
         (gm.MEGA, {"epsilon": -1}, "epsilon must not be negative, got -1"),
         (gm.LaMAML, {"rate_lr": 0}, "rate_lr must be above 0, got 0"),
         (gm.LaMAML, {"alpha": -1.0}, "alpha must be above 0, got -1.0"),
+        (gm.LaMAML, {"inner": 0}, "inner must be at least 1, got 0"),
+        (gm.LaMAML, {"clamp": 0.0}, "clamp must be above 0, got 0.0"),
         (gm.LaMAML, {"update": "now"}, "update must be one of async, sync; got 'now'"),
         (gm.LaMAML, {"meta": "first"}, "meta must be one of every, last; got 'first'"),
         (gm.MER, {"batches": 0}, "batches must be at least 1, got 0"),

@@ -105,11 +105,12 @@ def _averaged_replay(learner: str, title: str, own: Grid, searched: Grid) -> Ent
         {
             MANY: {"lr": [0.1], **several},
             "mnist": {**searched, **several},
-            CIFAR: {"lr": [0.1], "glances": [1, 2], "augment": [None, "images"], **both},
+            (CIFAR, 5120): {"lr": [0.03, 0.1], "glances": [1], **both},
+            CIFAR: {"lr": [0.03, 0.1], "glances": [2], "augment": ["images"], **both},
         },
         memory="budget",
         notes=(
-            f"{title} with SteadyGEM's averages, and on CIFAR-100 with and without its changed "
+            f"{title} with SteadyGEM's averages, and on CIFAR-100 with its glances and changed "
             "images, to tell what is theirs."
         ),
     )
@@ -157,7 +158,13 @@ _ALL = (
         "icarl",
         {CIFAR: {"lr": [0.1, 0.3, 1.0], "distillation": [1.0]}},
         memory="budget",
-        notes="Not on MNIST, where all tasks have the same classes.",
+        notes=(
+            "Not on MNIST, where all tasks have the same classes. Better here than published: it "
+            "follows the iCaRL paper, of which GEM's has one sentence. With the published settings "
+            "it has 0.609 ± 0.052 with 5,120 memories, which is inside, and 0.561 ± 0.045 with 200 "
+            "(docs/REPRODUCTION.md); the rate that was chosen here, 0.1 in place of 1.0, adds to "
+            "that."
+        ),
     ),
     Entry(
         "gem",
@@ -280,13 +287,16 @@ _ALL = (
         {
             MANY: _lamaml(lr=0.1, rate_lr=0.1, glances=10),
             "mnist": _lamaml(lr=0.15, rate_lr=0.3, glances=5),
-            (CIFAR, 200): {"lr": [0.1], "rate_lr": [0.25], "glances": [1], "clip": [1.0]},
+            (CIFAR, 200): {
+                **{"lr": [0.03, 0.1], "rate_lr": [0.25], "glances": [1], "clip": [1.0]},
+                **{"inner": [2], "clamp": [1.0]},
+            },
         },
         memory="budget",
         notes=(
             "The released code's settings, not searched: those for 200 memories, on many "
-            "permutations for 500. On CIFAR-100 one glance; the released code has ten, another "
-            "network, second derivatives and five inner steps of two examples each."
+            "permutations for 500. On CIFAR-100 its settings with two rates, and one glance; the "
+            "released code has ten, another network and second derivatives."
         ),
     ),
     Entry(

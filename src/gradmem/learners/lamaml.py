@@ -21,9 +21,9 @@ __all__ = ["LaMAML"]
 class LaMAML(Replay):
     """A single predictor that steps along the gradient at where single examples would lead it.
 
-    Algorithm 2 of the paper. The examples of a mini-batch lead from θ₀ to θₙ, one step each,
-    θᵢ₊₁ = θᵢ − max(0, α) ∇ℓ(θᵢ), with a rate α for every weight. L is the mean loss at the
-    mini-batch and at a sample of the memory. Then
+    Algorithm 2 of the paper. The examples of a mini-batch lead from θ₀ to θₙ, one step each (or
+    one for each `inner` of them), θᵢ₊₁ = θᵢ − max(0, α) ∇ℓ(θᵢ), with a rate α for every weight.
+    L is the mean loss at the mini-batch and at a sample of the memory. Then
     α ← α + η ∇L(θₙ) Σᵢ ∇ℓ(θᵢ), and from where it began, θ ← θ₀ − max(0, α) ∇L(θₙ),
     products taken weight by weight: the gradients of L by α and θ₀ without second derivatives.
 
@@ -33,7 +33,8 @@ class LaMAML(Replay):
     glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. `lr` is the rate of the step from θ₀: with the update "async", what the
         rates α are in units of. `clip` bounds the gradient by α as well, and not those of the steps
-        on single examples: so it is in the code behind the paper's figures, and ACC depends on it.
+        from θ₀ to θₙ, which `clamp` bounds: so it is in the code behind the paper's figures, and
+        ACC depends on it.
         Each glance goes through the mini-batch in another order.
     memory, memories, budget, keep, groups
         What is remembered (see `Replay`). The paper's is one reservoir: `budget=200, groups=1`.
@@ -47,6 +48,11 @@ class LaMAML(Replay):
     update
         "async": steps from θ₀ have the rates α as they were just learned (La-MAML); "sync": they
         have the rate `lr` (Sync-La-MAML).
+    inner, clamp
+        How many examples a step from θ₀ to θₙ has, and a bound for each entry of its gradient, if
+        any. The code behind the paper's figures has steps on single examples without a bound for
+        MNIST, and `inner=2, clamp=1.0` for CIFAR-100. With `inner=1`, batch normalization takes
+        its running statistics, with which a network at its start may diverge.
     meta
         Where L is taken: at the "last" of θ₁ … θₙ, as the algorithm is printed, or at "every" one
         of them and averaged, as in the code behind the paper's figures.
@@ -76,6 +82,8 @@ class LaMAML(Replay):
         alpha: float | None = None,
         rate_lr: float | None = 0.3,
         update: str = "async",
+        inner: int = 1,
+        clamp: float | None = None,
         meta: str = "every",
         **common: Unpack[Remembering],
     ) -> None:
@@ -86,6 +94,8 @@ class LaMAML(Replay):
         self.alpha = self.unit if alpha is None else positive("alpha", alpha)
         self.rate_lr = None if rate_lr is None else positive("rate_lr", rate_lr)
         self.update = one_of("update", update, self.UPDATES)
+        self.inner = positive_int("inner", inner)
+        self.clamp = None if clamp is None else positive("clamp", clamp)
         self.meta = one_of("meta", meta, self.METAS)
         self._weights: list[Tensor] = [*parameters(network)]
         self.rates = [torch.full_like(w, self.alpha) for w in self._weights]
@@ -117,8 +127,9 @@ class LaMAML(Replay):
         def inputs() -> list[Tree | None]:
             order = torch.randperm(size(x)).to(leaves(x)[0].device)
             sample = drawn(self.memory, list(self.memory), self.sample, self.masks)
-            n, looks = size(x), size(x) if self.meta == "every" else 1
-            self.count(n + 1, n + looks * (n + examples_in(sample)))
+            n, inner_steps = size(x), -(-size(x) // self.inner)
+            looks = inner_steps if self.meta == "every" else 1
+            self.count(inner_steps + 1, n + looks * (n + examples_in(sample)))
             return [take(x, order), take(y, order), *sample]
 
         self.note_steps(t, leaves(x)[0].device)
@@ -135,14 +146,17 @@ class LaMAML(Replay):
         live = [w.detach() for w in weights]
         start, rates = [w.clone() for w in live], torch._foreach_clamp_min(self.rates, 0.0)
         moved, by_weights, by_rates = ([torch.zeros_like(w) for w in live] for _ in range(3))
-        n = size(y)
-        for i in range(n):
-            one = slice(i, i + 1)
-            with running_statistics_for_one(self.network):
-                grads = gradients(self.loss(take(x, one), t, take(y, one), mask), weights)
+        parts = [slice(i, i + self.inner) for i in range(0, size(y), self.inner)]
+        for part in parts:
+            few = take(y, part)
+            with running_statistics_for_one(self.network, size(few)):
+                grads = gradients(self.loss(take(x, part), t, few, mask), weights)
+            if self.clamp is not None:
+                torch._foreach_clamp_min_(grads, -self.clamp)
+                torch._foreach_clamp_max_(grads, self.clamp)
             torch._foreach_sub_(live, torch._foreach_mul(grads, rates))
             torch._foreach_add_(moved, grads)
-            if self.meta == "every" or i == n - 1:
+            if self.meta == "every" or part is parts[-1]:
                 losses = self.losses_of(t, batches)
                 grads = gradients(mean_of(losses, [size(own) for own, _, _ in batches]), weights)
                 torch._foreach_add_(by_weights, grads)
@@ -150,7 +164,7 @@ class LaMAML(Replay):
         torch._foreach_copy_(live, start)
         if self.meta == "every":
             for grads in (by_weights, by_rates):
-                torch._foreach_div_(grads, n)
+                torch._foreach_div_(grads, len(parts))
         for g, rate in zip(by_rates, self.rates, strict=True):
             g.mul_(rate > 0)  # max(0, α) does not change with α below 0
         return by_weights, by_rates
