@@ -11,7 +11,7 @@ from gradmem.board.entries import ENTRIES
 from gradmem.board.kept import Kept
 from gradmem.board.plan import BENCHMARKS, Cell, Column, cells_of
 from gradmem.reports.markdown import (
-    command_text,
+    command_lines,
     interval_text,
     machine_text,
     measured,
@@ -267,10 +267,10 @@ def what_was_run(kept: Sequence[Kept]) -> str:
         seeds = f"{len(one.seeds)} ({min(one.seeds)} to {max(one.seeds)})"
         data = one.about["data"]
         lines.append([f"{one.slug}.json", size, data, seeds, "; ".join(made)])
-    commands = sorted({command_text(one.about["command"]) for one in kept})
     return paragraphs(
         "## What was run",
-        "Commands: " + ", ".join(commands) + ". Each row is a file in `results/board`.",
+        command_lines(one.about["command"] for one in kept),
+        "Each row is a file in `results/board`.",
         table(["file", "tasks × examples", "data", "seeds", "on"], lines),
         *_not_run(kept),
     )

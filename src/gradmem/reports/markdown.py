@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradmem.reports.summary import Estimate
@@ -11,6 +11,7 @@ from gradmem.reports.table import literal
 from gradmem.runs.read_folder import printable
 
 __all__ = [
+    "command_lines",
     "command_text",
     "interval_text",
     "machine_text",
@@ -71,6 +72,12 @@ def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 def command_text(command: str) -> str:
     """What was typed, as code."""
     return f"`{printable(command).replace('`', ' ')}`"
+
+
+def command_lines(commands: Iterable[str]) -> str:
+    """What was typed, each command once, as a block of code in the order of the alphabet."""
+    lines = sorted({printable(command).replace("`", " ") for command in commands})
+    return "\n".join(["```sh", *lines, "```"])
 
 
 def paragraphs(*parts: str) -> str:
