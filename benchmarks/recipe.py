@@ -58,6 +58,9 @@ CHANGES: list[dict[str, Any]] = [
     {"soft": 0.75, "margin": 0.25},
     {"rehearse": 100},
     {"lr": 0.3},
+    {"sample": 10},
+    {"match": 0.0, "input_dropout": 0.1, "sample": 10},
+    {"match": 0.0, "input_dropout": 0.1, "sample": 25},
 ]
 IMAGES = {"augment": "images"}
 CIFAR_CHANGES: list[dict[str, Any]] = [
@@ -68,8 +71,19 @@ CIFAR_CHANGES: list[dict[str, Any]] = [
     {**IMAGES, "glances": 2, "lr": 0.05},
     {**IMAGES, "glances": 2, "margin": 0.1},
 ]
-#: With hundreds of memories for each task, where steps take longer.
-CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [{}, {**IMAGES}]
+#: With hundreds of memories for each task. Where constraints are at some of them, tasks share all.
+SOME = {"sample": 16}
+CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
+    {},
+    {**IMAGES},
+    {**SOME},
+    {**SOME, "rehearse": 64},
+    {**SOME, "lr": 0.05},
+    {**SOME, "lr": 0.05, "match": 0.5},
+    {**SOME, "margin": 0.1},
+    {**SOME, "soft": 0.8},
+    {**SOME, **IMAGES, "glances": 2},
+]
 #: From so many memories on.
 MANY = 1000
 
@@ -112,8 +126,8 @@ def run_one(case: Run, given: argparse.Namespace) -> Run:
     continuum = continuum.held_out(0.5 if mnist else 0.1)
     network = gm.mlp(seed=seed) if mnist else gm.networks.resnet18(seed=seed)
     precision = "fp32" if mnist or given.device == "cpu" else "bf16"
-    share = case["memories"] // continuum.n_tasks  # as on the board: each task's from the start
-    shared = mnist or case["memories"] < MANY
+    share = case["memories"] // continuum.n_tasks  # each task's from the start
+    shared = mnist or case["memories"] < MANY or "sample" in case["settings"]
     size = {"budget": case["memories"]} if shared else {"memories": share}
     learner = gm.SteadyGEM(
         network.to(given.device),

@@ -39,6 +39,8 @@ COSTS = [
     (gm.SoftGEM, {"memories": 6}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
     # and all memories join a batch, but for the first one of a task
     (gm.SteadyGEM, {"memories": 6}, [(1, 4), (1, 8), (1, 10), (1, 20), (1, 16)]),
+    # two of each other task's
+    (gm.GEM, {"memories": 6, "sample": 2}, [(1, 4), (1, 4), (1, 6), (1, 6), (1, 8)]),
     (gm.AGEM, {"memories": 6, "sample": 5}, [(1, 4), (1, 4), (1, 9), (1, 9), (1, 9)]),
     (gm.AGEM, {"memories": 6, "sample": None}, [(1, 4), (1, 4), (1, 10), (1, 10), (1, 16)]),
     (gm.MEGA, {"memories": 6, "sample": 5}, [(1, 4), (1, 4), (1, 9), (1, 9), (1, 9)]),

@@ -284,6 +284,7 @@ def test_batches_in_a_row_are_those_one_by_one(kind, average):
         partial(gm.Single, average=0.9),
         partial(gm.GEM, budget=30, keep="reservoir"),
         partial(gm.GEM, memories=20, rehearse=5),
+        partial(gm.GEM, memories=20, sample=7),
     ],
 )
 def test_a_run_of_tasks_in_a_row_is_a_run_batch_by_batch(make):
@@ -354,14 +355,16 @@ def test_more_examples_than_memories_in_a_row_lie_as_one_by_one():
     assert torch.equal(*ends)
 
 
+@pytest.mark.parametrize("sample", [None, 8])
 @pytest.mark.parametrize("match", [0.0, 0.5])
-def test_graphs_change_nothing_for_rehearsing_and_matching(match):
+def test_graphs_change_nothing_for_rehearsing_and_matching(match, sample):
     """What a task rehearses grows with its memories, and with it what is recorded."""
     found = []
     for graphs in (True, False):
         learner = gm.SteadyGEM(
             gm.mlp([6, 8, 8, 6], seed=0).cuda(),
             graphs=graphs, memories=20, rehearse=5, match=match, input_dropout=0.0, glances=3,
+            sample=sample,
         )  # fmt: skip
         for t in (0, 1, 2, 0):
             x = torch.linspace(-1, 1, 36 * 6, device="cuda").view(36, 6) + t

@@ -72,7 +72,7 @@ class Constraints:
         What is remembered.
     processes
         Those that train the model together; None for this one alone.
-    margin, margin_rule, constrain, constraints, not_finite, gradients, tasks_per_chunk,
+    margin, margin_rule, constrain, constraints, sample, not_finite, gradients, tasks_per_chunk,
     memory_limit, precision, graphs
         See `GradientMemory`.
     """
@@ -87,6 +87,7 @@ class Constraints:
         margin_rule: str = "shift",
         constrain: str = "gradient",
         constraints: int | None = None,
+        sample: int | None = None,
         not_finite: str = "stop",
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
@@ -102,10 +103,14 @@ class Constraints:
         if processes is not None:
             memory.split(processes.rank, processes.size)
             processes.check(gradients, constraints)
+        self.sample = None if sample is None else positive_int("sample", sample)
+        if self.sample is not None and processes is not None:
+            raise ValueError(f"sample must be None for several processes, got {sample!r}")
         self.project = Projection(margin, margin_rule)
         # A margin may push a step over a constraint; an update is put back with this one.
         self._project_again = Projection()
-        self.shortlist = None if constraints is None else Shortlist(constraints)
+        self.is_free = constraints is not None and non_negative_int("constraints", constraints) == 0
+        self.shortlist = Shortlist(constraints) if constraints else None
         self.engine = MemoryGradients(
             objective,
             gradients,
@@ -123,9 +128,27 @@ class Constraints:
 
         `masks` says which outputs are the tasks', `batch` how many examples the step learns from.
         """
+        if self.is_free:
+            return []
         if self.processes is not None:
             return self.processes.past(t, self.memory, masks, batch)
         return self.memory.others(t) if masks is None else self.memory.others(t, masks)
+
+    def draw(self, past: list[Stack] | Past) -> list[Tree]:
+        """What a step is given of the past tasks' memories, drawn anew; nothing if it has all."""
+        if self.sample is None or isinstance(past, Past):
+            return []
+        stacks = [stack.drawn(self.sample) for stack in past]
+        return [(stack.x, stack.y, stack.shares) for stack in stacks]
+
+    def held(
+        self, past: list[Stack] | Past, given: Sequence[Tree]
+    ) -> tuple[list[Stack] | Past, Sequence[Tree]]:
+        """The constraints of a step that is given what `draw` gave, and the rest of what it is."""
+        if self.sample is None or isinstance(past, Past):
+            return past, given
+        drawn = zip(past, given, strict=False)
+        return [stack.having(*own) for stack, own in drawn], given[len(past) :]
 
     def selects(self, past: list[Stack] | Past) -> bool:
         """Whether there are more constraints than a step may have."""
@@ -138,15 +161,23 @@ class Constraints:
         return isinstance(past, Past) or self.selects(past) or not self.engine.stores(past)
 
     def places(self, past: list[Stack] | Past) -> Hashable:
-        """What says where the memories of a step lie, for one that does not differ."""
-        return () if isinstance(past, Past) else tuple(stack.key for stack in past)
+        """What says where the memories of a step lie, for one that does not differ.
+
+        Memories that are drawn are given to it: of those, their tasks, how many, and the masks.
+        """
+        if isinstance(past, Past):
+            return ()
+        if self.sample is None:
+            return tuple(stack.key for stack in past)
+        return tuple((stack.tasks, stack.counts, id(stack.masks)) for stack in past)
 
     def examples_in(self, past: list[Stack] | Past) -> int:
         """How many remembered examples some constraints have; of several processes, this one's."""
         if isinstance(past, Past):
             assert self.processes is not None
             return int(past.counts[self.processes.rank].sum())
-        return sum(sum(stack.counts) for stack in past)
+        counts = [count for stack in past for count in stack.counts]
+        return sum(counts if self.sample is None else (min(n, self.sample) for n in counts))
 
     def with_batch(
         self,

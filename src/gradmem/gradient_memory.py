@@ -58,10 +58,15 @@ class GradientMemory(Constraints):
     margin, margin_rule
         γ ≥ 0, the paper's memory strength, and what it does (see `project`).
     constraints
-        Most constraints of a step, for very many tasks; None for all of them, which is exact. Half
-        of them are those that the step goes against the most, as estimated from their last known
-        gradients, the other half those that the solution with the first half would violate; both
-        are computed and solved exactly (see `Shortlist`).
+        Most constraints of a step, for very many tasks; None for all of them, which is exact; 0 for
+        none. Half of them are those that the step goes against the most, as estimated from their
+        last known gradients, the other half those that the solution with the first half would
+        violate; both are computed and solved exactly (see `Shortlist`).
+    sample
+        Memories of each past task that its gradient is taken at, drawn anew for each step by
+        torch's global generator; None for all of them. A step then costs that many for each task,
+        however many are remembered, and the constraints are about the loss at these. For one
+        process.
     constrain
         "gradient" (the paper's): the gradient is projected. With plain SGD no remembered loss then
         rises, to first order, at margin 0 or with the rule "floor"; other optimizers do not step
@@ -117,6 +122,7 @@ class GradientMemory(Constraints):
         constrain: str = "gradient",
         *,
         constraints: int | None = None,
+        sample: int | None = None,
         not_finite: str = "stop",
         keep: str | Policy = "last",
         memory: EpisodicMemory | None = None,
@@ -141,6 +147,7 @@ class GradientMemory(Constraints):
             margin_rule=margin_rule,
             constrain=constrain,
             constraints=constraints,
+            sample=sample,
             not_finite=not_finite,
             gradients=gradients,
             tasks_per_chunk=tasks_per_chunk,
@@ -310,4 +317,6 @@ class GradientMemory(Constraints):
         self._last = None
         self.steps += 1
         self._task = t
-        return self.others(descriptor(t))
+        past = self.others(descriptor(t))
+        held, _ = self.held(past, self.draw(past))
+        return held

@@ -30,6 +30,7 @@ class Constraining(Common, total=False):
     margin_rule: str
     constrain: str
     constraints: int | None
+    sample: int | None
     rehearse: int
     gradients: str
     tasks_per_chunk: int | None
@@ -73,7 +74,12 @@ class GEM(Learner):
     constrain
         "gradient" (the paper's) or "update": what is projected (see `GradientMemory`).
     constraints
-        Most constraints of a step, for very many tasks; None, the exact choice, for all of them.
+        Most constraints of a step, for very many tasks; None, the exact choice, for all of them. 0
+        for none: what is left is replay, if memories are rehearsed.
+    sample
+        Memories of each past task that its gradient is taken at, drawn anew in each step; None, as
+        in the paper, for all of them. A step then costs that many for each task, however many are
+        remembered, and the constraints are about the loss at these. For one process.
     rehearse
         Remembered examples, of all tasks and the current one alike, that join the mini-batch in
         each step, drawn anew; 0 in the paper. The gradient that is projected is then the mean of
@@ -115,6 +121,7 @@ class GEM(Learner):
         margin_rule: str = "shift",
         constrain: str = "gradient",
         constraints: int | None = None,
+        sample: int | None = None,
         rehearse: int = 0,
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
@@ -133,6 +140,7 @@ class GEM(Learner):
             margin_rule=margin_rule,
             constrain=constrain,
             constraints=constraints,
+            sample=sample,
             gradients=gradients,
             tasks_per_chunk=tasks_per_chunk,
             memory_limit=memory_limit,
@@ -150,10 +158,11 @@ class GEM(Learner):
         past = self.constraints.others(t, self.masks, size(x))
         selects = self.constraints.selects(past)
 
-        def step(x: Tree, y: Tree, mask: Tensor | None, *some: Tree) -> tuple[Any, ...]:
+        def step(x: Tree, y: Tree, mask: Tensor | None, *given: Tree) -> tuple[Any, ...]:
+            held, some = self.constraints.held(past, given)
             first = size(x) if some else None
             x, y, mask = _joined(x, y, mask, some)
-            chosen, G, g, loss = self.constraints.with_batch(past, x, t, y, mask, first)
+            chosen, G, g, loss = self.constraints.with_batch(held, x, t, y, mask, first)
             if selects:  # which differs from step to step: no graph repeats it
                 self.count(1, size(x) + self.constraints.examples_in(chosen))
             self.require_finite(loss, g)
@@ -163,20 +172,20 @@ class GEM(Learner):
                 self.note_step(self.optimizer)
             with self.constraints.constrained(chosen, G, g):  # equation 12
                 self.descend(loss, self.optimizer)
-            return loss, past, G, g
+            return loss, held, G, g
 
-        def rehearsed() -> Sequence[Tree]:
-            some = self.rehearsed(t)
+        def memories() -> Sequence[Tree]:
+            drawn, some = self.constraints.draw(past), self.rehearsed(t)
             if not selects:
                 n = size(x) + sum(map(size, some[:1]))
                 self.count(1, n + self.constraints.examples_in(past))
-            return some
+            return [*drawn, *some]
 
         if self.constraints.differs(past):
             self.graphed.enabled = False  # what is computed differs from step to step
         # On a GPU, a graph per place and number of memories; elsewhere, the step as it stands.
         places = self.constraints.places(past)
-        loss = self.take(places, t, step, x, y, self.mask(t), draw=rehearsed)
+        loss = self.take(places, t, step, x, y, self.mask(t), draw=memories)
         self.remember(x, t, y)  # at the end: what could not be learned is not remembered
         return loss
 
@@ -193,7 +202,8 @@ class GEM(Learner):
     def repeats(self, t: Hashable) -> bool:
         names = ("learn", "rehearsed", "remember", "remembered")
         same = all(getattr(type(self), name) is getattr(GEM, name) for name in names)
-        return same and not self.rehearse and self.memory.takes_many(t)
+        drawn = self.rehearse or self.constraints.sample is not None
+        return same and not drawn and self.memory.takes_many(t)
 
     def remembered(self, x: Tree, t: Hashable, y: Tree) -> Tree:
         """What is remembered as y of a mini-batch, of y's kind, after the step on it."""

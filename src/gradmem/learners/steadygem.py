@@ -46,8 +46,8 @@ class SteadyGEM(SoftGEM):
     not_finite, seed, graphs
         See `Learner`. The loss is cross-entropy without options. On the board the rate is 0.2 on
         MNIST and 0.1 on CIFAR-100.
-    memory, memories, budget, margin_rule, constrain, constraints, gradients, tasks_per_chunk,
-    memory_limit, precision
+    memory, memories, budget, margin_rule, constrain, constraints, sample, gradients,
+    tasks_per_chunk, memory_limit, precision
         See `GEM`.
     temperature, teacher
         See `SoftGEM`.

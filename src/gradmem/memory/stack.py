@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from gradmem.cuda.copies import copy_to
 from gradmem.trees import Tree, leaves, take, tree_map
 
 __all__ = ["Stack", "share_dtype"]
@@ -57,7 +58,7 @@ class Stack:
             else:
                 counts = torch.tensor(self.counts)[:, None]
                 parts = (torch.arange(m) < counts).to(share_dtype(self.x)) / counts
-                shares = parts.to(first.device)
+                shares = copy_to(parts, first.device)
             object.__setattr__(self, "shares", shares)
         if not self.tasks:
             object.__setattr__(self, "tasks", (None,) * len(self.counts))
@@ -97,6 +98,26 @@ class Stack:
             self.shares[which],
             self.tasks[which],
         )
+
+    def drawn(self, n: int) -> Stack:
+        """At most n examples of each task, without replacement, by the global generator: a copy."""
+        k, m = self.room
+        if n >= m:
+            return self
+        filled = torch.arange(m) < torch.tensor(self.counts)[:, None]
+        slots = torch.where(filled, torch.rand(k, m), 2.0).argsort(1)[
+            :, :n
+        ]  # the filled ones first
+        device = self.shares.device
+        which = (torch.arange(k, device=device)[:, None], copy_to(slots, device))
+        fewer = tuple(min(count, n) for count in self.counts)
+        x, y = take(self.x, which), take(self.y, which)
+        return Stack(x, y, fewer, self.masks, tasks=self.tasks)
+
+    def having(self, x: Tree, y: Tree, shares: Tensor) -> Stack:
+        """The same tasks with as many others of their examples: (k, n, …), and their `shares`."""
+        fewer = tuple(min(count, shares.shape[1]) for count in self.counts)
+        return Stack(x, y, fewer, self.masks, shares, self.tasks)
 
     def rows(self, which: Sequence[int]) -> Stack:
         """Some of the tasks, next to each other: a copy."""
