@@ -61,6 +61,8 @@ CHANGES: list[dict[str, Any]] = [
     {"sample": 10},
     {"match": 0.0, "input_dropout": 0.1, "sample": 10},
     {"match": 0.0, "input_dropout": 0.1, "sample": 25},
+    {"constraints": 0},
+    {"match": 0.0, "input_dropout": 0.1, "constraints": 0},
 ]
 IMAGES = {"augment": "images"}
 CIFAR_CHANGES: list[dict[str, Any]] = [
@@ -80,7 +82,7 @@ CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
     {**SOME, "rehearse": 64},
     {**SOME, "lr": 0.05},
     {**SOME, "lr": 0.05, "match": 0.5},
-    {**SOME, "margin": 0.1},
+    {**SOME, "margin": 0.0},
     {**SOME, "soft": 0.8},
     {**SOME, **IMAGES, "glances": 2},
 ]

@@ -622,6 +622,20 @@ def test_lamaml_is_algorithm_2(settings, meta, clip, inner, clamp):
             torch.testing.assert_close(mine, rate)
 
 
+def test_lamaml_bounds_gradients_that_share_their_memory():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.linear = nn.Parameter(torch.zeros(3)), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.linear(x) + self.shift.sum()
+
+    learner = gm.LaMAML(Shifted(), lr=LR, inner=2, clamp=1.0)
+    x, y = batch(0)
+    assert learner.observe(x.float(), "a", y) is not None
+
+
 def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
     learner = gm.LaMAML(gm.mlp([4, 8, 2]), grow=True, lr=0.05)
     x, y = batch(0)

@@ -8,6 +8,7 @@ import gradmem as gm
 from gradmem.checks import check_learner
 from gradmem.gradients.flat import loss_gradient, parameters
 from gradmem.memory import Stack
+from gradmem.memory.policies.first import First
 
 LR = 0.1
 
@@ -98,12 +99,12 @@ def test_every_way_draws_the_same(gradients, constraints):
 
 @pytest.mark.parametrize("constrain", ["gradient", "update"])
 def test_a_loop_of_ones_own_draws_too(constrain):
-    """With the learner's random numbers it takes the learner's steps."""
+    """By the memory's own generator; with the seed of the learner's it takes the same steps."""
     options = {"memories": 8, "margin": 0.0, "sample": 3, "constrain": constrain}
     learner, model = gm.GEM(network(), lr=LR, **options), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     memory = gm.GradientMemory(model, loss=F.cross_entropy, **options)
-    torch.manual_seed(0)  # the learner's seed
+    before = torch.get_rng_state()
     for step, t in enumerate("aabbccab"):
         x, y = batch(step)
         learner.observe(x, t, y)
@@ -113,6 +114,54 @@ def test_a_loop_of_ones_own_draws_too(constrain):
         memory.add(x, t, y)
     torch.testing.assert_close(weights(learner.network), weights(model))
     assert memory.violations > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loop_of_ones_own_goes_on_with_the_same_draws(tmp_path):
+    def loop(memory, model, steps):
+        for step in steps:
+            x, y = batch(step)
+            F.cross_entropy(model(x), y).backward()
+            memory.project_("abc"[step % 3])
+            with torch.no_grad():
+                for w in model.parameters():
+                    w -= LR * w.grad
+                    w.grad = None
+            memory.add(x, "abc"[step % 3], y)
+
+    def new():
+        model = network()
+        return gm.GradientMemory(model, loss=F.cross_entropy, memories=8, sample=3), model
+
+    (whole, model), (first, begun), (second, ended) = new(), new(), new()
+    loop(whole, model, range(12))
+    loop(first, begun, range(7))
+    first.save(tmp_path / "memory", model=begun)
+    second.load(tmp_path / "memory", model=ended)
+    loop(second, ended, range(7, 12))
+    assert torch.equal(weights(model), weights(ended))
+
+
+@pytest.mark.parametrize("gradients", ["auto", "batched", "loop", "func"])
+def test_a_task_of_which_nothing_is_kept_is_no_constraint(gradients):
+    class NotOfB(First):
+        name = "not of b"
+
+        def places(self, row, n, generator):
+            return iter(()) if "b" in row.tasks else super().places(row, n, generator)
+
+    options = {"lr": LR, "keep": NotOfB(), "memories": 8, "gradients": gradients}
+    found = [observed(gm.GEM(network(), **options, sample=n)) for n in (None, 8)]
+    torch.testing.assert_close(*found)
+    assert observed(gm.GEM(network(), **options, sample=3)).isfinite().all()
+
+
+def test_fewer_memories_in_a_step_need_less():
+    memory = gm.GradientMemory(network(), memories=64, gradients="loop")
+    some = gm.GradientMemory(network(), memories=64, gradients="loop", sample=4)
+    for one in (memory, some):
+        one.add(*batch(0, 64)[:1], "a", batch(0, 64)[1])
+    assert some.bytes_needed(3) < memory.bytes_needed(3)
 
 
 @pytest.mark.parametrize("kind", [gm.GEM, gm.SteadyGEM])

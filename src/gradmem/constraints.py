@@ -29,7 +29,7 @@ from gradmem.gradients import (
 from gradmem.gradients.flat import flat, parameters, rows_by_parameter, set_gradient, split
 from gradmem.memory import EpisodicMemory, Masks, Stack
 from gradmem.projection import Projection, Shortlist
-from gradmem.trees import Tree, leaves
+from gradmem.trees import Tree, leaves, take
 from gradmem.validation import non_negative_int, one_of, positive_int
 
 __all__ = ["CONSTRAINED", "Constraints", "LastProjection"]
@@ -134,11 +134,13 @@ class Constraints:
             return self.processes.past(t, self.memory, masks, batch)
         return self.memory.others(t) if masks is None else self.memory.others(t, masks)
 
-    def draw(self, past: list[Stack] | Past) -> list[Tree]:
+    def draw(
+        self, past: list[Stack] | Past, generator: torch.Generator | None = None
+    ) -> list[Tree]:
         """What a step is given of the past tasks' memories, drawn anew; nothing if it has all."""
         if self.sample is None or isinstance(past, Past):
             return []
-        stacks = [stack.drawn(self.sample) for stack in past]
+        stacks = [stack.drawn(self.sample, generator) for stack in past]
         return [(stack.x, stack.y, stack.shares) for stack in stacks]
 
     def held(
@@ -266,7 +268,10 @@ class Constraints:
         else:
             raise ValueError("nothing is remembered yet: give x, the inputs of one task's memories")
         self.follow_model()
-        return self.engine.bytes_needed(stack, tasks)
+        if self.sample is not None:
+            some = (slice(None), slice(self.sample))
+            stack = stack.having(take(stack.x, some), take(stack.y, some), stack.shares[some])
+        return 0 if self.is_free else self.engine.bytes_needed(stack, tasks)
 
     @property
     def violations(self) -> int:

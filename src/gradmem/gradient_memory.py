@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradmem.checkpoint import CheckpointError, load_state
 from gradmem.constraints import Constraints
+from gradmem.cuda.devices import is_recording
 from gradmem.distributed import Past, processes_of
 from gradmem.distributed.states import save_together
 from gradmem.gradients import (
@@ -63,10 +64,10 @@ class GradientMemory(Constraints):
         last known gradients, the other half those that the solution with the first half would
         violate; both are computed and solved exactly (see `Shortlist`).
     sample
-        Memories of each past task that its gradient is taken at, drawn anew for each step by
-        torch's global generator; None for all of them. A step then costs that many for each task,
-        however many are remembered, and the constraints are about the loss at these. For one
-        process.
+        Memories of each past task that its gradient is taken at, drawn anew for each step; None for
+        all of them. A step then computes that many for each task, however many are remembered, and
+        the constraints are about the loss at these. (Of memories on another device than the model
+        all are still copied to it.) Not under DDP or FSDP2.
     constrain
         "gradient" (the paper's): the gradient is projected. With plain SGD no remembered loss then
         rises, to first order, at margin 0 or with the rule "floor"; other optimizers do not step
@@ -318,5 +319,8 @@ class GradientMemory(Constraints):
         self.steps += 1
         self._task = t
         past = self.others(descriptor(t))
-        held, _ = self.held(past, self.draw(past))
+        if self.sample is not None and is_recording():
+            raise RuntimeError("sample draws on the host, which no CUDA graph repeats: take None")
+        # by the memory's own generator: the same in all processes, and saved with it
+        held, _ = self.held(past, self.draw(past, self.memory.generator))
         return held

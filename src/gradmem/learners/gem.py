@@ -78,8 +78,9 @@ class GEM(Learner):
         for none: what is left is replay, if memories are rehearsed.
     sample
         Memories of each past task that its gradient is taken at, drawn anew in each step; None, as
-        in the paper, for all of them. A step then costs that many for each task, however many are
-        remembered, and the constraints are about the loss at these. For one process.
+        in the paper, for all of them. A step then computes that many for each task, however many
+        are remembered, and the constraints are about the loss at these. (Of memories on another
+        device than the network all are still copied to it.) For one process.
     rehearse
         Remembered examples, of all tasks and the current one alike, that join the mini-batch in
         each step, drawn anew; 0 in the paper. The gradient that is projected is then the mean of

@@ -51,8 +51,9 @@ class LaMAML(Replay):
     inner, clamp
         How many examples a step from θ₀ to θₙ has, and a bound for each entry of its gradient, if
         any. The code behind the paper's figures has steps on single examples without a bound for
-        MNIST, and `inner=2, clamp=1.0` for CIFAR-100. With `inner=1`, batch normalization takes
-        its running statistics, with which a network at its start may diverge.
+        MNIST, and `inner=2, clamp=1.0` for CIFAR-100. In a step on one example, batch normalization
+        takes its running statistics, with which a network at its start may diverge: let `inner`
+        divide the mini-batches.
     meta
         Where L is taken: at the "last" of θ₁ … θₙ, as the algorithm is printed, or at "every" one
         of them and averaged, as in the code behind the paper's figures.
@@ -152,8 +153,8 @@ class LaMAML(Replay):
             with running_statistics_for_one(self.network, size(few)):
                 grads = gradients(self.loss(take(x, part), t, few, mask), weights)
             if self.clamp is not None:
-                torch._foreach_clamp_min_(grads, -self.clamp)
-                torch._foreach_clamp_max_(grads, self.clamp)
+                above = torch._foreach_clamp_min(grads, -self.clamp)
+                grads = [*torch._foreach_clamp_max(above, self.clamp)]
             torch._foreach_sub_(live, torch._foreach_mul(grads, rates))
             torch._foreach_add_(moved, grads)
             if self.meta == "every" or part is parts[-1]:

@@ -119,7 +119,7 @@ class Observing(Predicting):
 
         On a GPU with check=False, steps that are CUDA graphs follow each other without the host's
         part in them, where a learner does nothing else between its steps (`Single`, and `GEM` that
-        keeps a task's first or last examples).
+        keeps a task's first or last examples and draws none).
 
         Parameters
         ----------

@@ -149,6 +149,11 @@ class EpisodicMemory:
         self._labels: Callable[[Tree], Tree] | None = None
         self._start()
 
+    @property
+    def generator(self) -> torch.Generator:
+        """Of random choices, on the host; its state is part of the memory's."""
+        return self._generator
+
     def split(self, rank: int, processes: int) -> None:
         """Become the part of process `rank` of `processes`; the limits were those of all together.
 

@@ -57,7 +57,8 @@ class Stack:
                 shares = torch.full((k, m), 1 / m, dtype=share_dtype(self.x), device=first.device)
             else:
                 counts = torch.tensor(self.counts)[:, None]
-                parts = (torch.arange(m) < counts).to(share_dtype(self.x)) / counts
+                filled = (torch.arange(m) < counts).to(share_dtype(self.x))
+                parts = filled / counts.clamp(min=1)  # nothing may be kept of a task
                 shares = copy_to(parts, first.device)
             object.__setattr__(self, "shares", shares)
         if not self.tasks:
@@ -99,15 +100,17 @@ class Stack:
             self.tasks[which],
         )
 
-    def drawn(self, n: int) -> Stack:
-        """At most n examples of each task, without replacement, by the global generator: a copy."""
+    def drawn(self, n: int, generator: torch.Generator | None = None) -> Stack:
+        """At most n examples of each task, without replacement: a copy.
+
+        They are drawn by a generator of the host's; by the global one if none is given.
+        """
         k, m = self.room
         if n >= m:
             return self
         filled = torch.arange(m) < torch.tensor(self.counts)[:, None]
-        slots = torch.where(filled, torch.rand(k, m), 2.0).argsort(1)[
-            :, :n
-        ]  # the filled ones first
+        order = torch.where(filled, torch.rand(k, m, generator=generator), 2.0)
+        slots = order.argsort(1)[:, :n]  # the filled ones first
         device = self.shares.device
         which = (torch.arange(k, device=device)[:, None], copy_to(slots, device))
         fewer = tuple(min(count, n) for count in self.counts)
