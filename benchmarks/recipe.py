@@ -153,11 +153,11 @@ def table(runs: Sequence[Run]) -> str:
     columns = sorted({(run["benchmark"], run["memories"]) for run in runs}, reverse=True)
     heads = [f"{name.removeprefix('mnist-')}, {m:,}" for name, m in columns]
     lines = [f"| settings | {' | '.join(heads)} | mean |", "|---" * (len(heads) + 2) + "|"]
-    rows = {name: _means([run for run in runs if name_of(run) == name]) for name in _names(runs)}
+    rows = {name: means([run for run in runs if name_of(run) == name]) for name in _names(runs)}
     best_first = sorted(rows.items(), key=lambda row: (-len(row[1]), -_mean(row[1].values())))
-    for name, means in best_first:
-        cells = [f"{means[column]:.4f}" if column in means else "" for column in columns]
-        lines.append(f"| {name} | {' | '.join([*cells, f'{_mean(means.values()):.4f}'])} |")
+    for name, own in best_first:
+        cells = [f"{own[column]:.4f}" if column in own else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join([*cells, f'{_mean(own.values()):.4f}'])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +165,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(map(name_of, runs)))
 
 
-def _means(runs: Sequence[Run]) -> Mapping[tuple[str, int], float]:
+def means(runs: Sequence[Run]) -> Mapping[tuple[str, int], float]:
     """Column → the mean ACC over its seeds; 0 counts for one that diverged."""
     accs: dict[tuple[str, int], list[float]] = {}
     for run in runs:

@@ -371,8 +371,8 @@ def test_a_regression_with_a_loss_of_its_own_is_swept_by_workers(tmp_path, monke
 def test_only_what_the_continuum_takes_can_be_asked_for(own):
     with pytest.raises(ValueError, match=r"digits takes no epochs .* it takes n_tasks, examples"):
         Experiment(own.digits, "gem", epochs=2)
-    with pytest.raises(ValueError, match=r"Boxed has no setting sample .* it has box, .*lr"):
-        Experiment(own.digits, own.Boxed, {"sample": 3})
+    with pytest.raises(ValueError, match=r"Boxed has no setting samples .* it has box, .*lr"):
+        Experiment(own.digits, own.Boxed, {"samples": 3})
     needy = gm.Benchmark("needy", lambda seed, data: None, lambda seed: gm.mlp())
     with pytest.raises(ValueError, match="needy needs data: it has no default"):
         Experiment(needy, "gem")
