@@ -126,7 +126,7 @@ def run_one(case: Run, given: argparse.Namespace) -> Run:
     twice = {"examples_per_task": 2 * known.options["examples_per_task"]} if mnist else {}
     continuum = known.continuum(seed=seed, data=given.data, **twice)[: given.tasks]
     continuum = continuum.held_out(0.5 if mnist else 0.1)
-    network = gm.mlp(seed=seed) if mnist else gm.networks.resnet18(seed=seed)
+    network = known.new_network(seed)
     precision = "fp32" if mnist or given.device == "cpu" else "bf16"
     share = case["memories"] // continuum.n_tasks  # each task's from the start
     shared = mnist or case["memories"] < MANY or "sample" in case["settings"]

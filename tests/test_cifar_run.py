@@ -68,6 +68,23 @@ def test_gem_takes_the_same_way_whatever_computes_its_gradients(method):
         torch.testing.assert_close(ways[1][key], value, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["gem", "steadygem", "derpp", "lamaml"])
+def test_how_weights_lie_changes_nothing_but_rounding(name):
+    """The benchmark's network lies channels last, on every device."""
+    laid = gm.benchmarks.BENCHMARKS["cifar100-incremental"].new_network(0, n_tasks=20)
+    assert laid.first.weight.is_contiguous(memory_format=torch.channels_last)
+    ways = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        network = small_network().double().to(memory_format=memory_format)
+        learner = LEARNERS[name](network, lr=0.05)
+        learner.outputs = dict(continuum().outputs)
+        for x, t, y in continuum(per_class=2):
+            learner.observe(x.double(), t, y)
+        ways.append(learner.network.state_dict())
+    for key, value in ways[0].items():
+        torch.testing.assert_close(ways[1][key], value, rtol=1e-6, atol=1e-8)
+
+
 def test_independent_networks_share_the_feature_maps_out():
     def maps(learner):
         benchmark = gm.benchmarks.BENCHMARKS["cifar100-incremental"]

@@ -113,14 +113,11 @@ def cifar100_incremental(
     return Continuum(learned, batch_size, epochs, seed=seed)
 
 
-def cifar_network(
-    seed: int = 0, learner: object = None, n_tasks: int = 20, device: str = "cpu"
-) -> nn.Module:
+def cifar_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
     """The paper's network; independent learners share its feature maps out among the tasks."""
     feature_maps = max(1, round(FEATURE_MAPS / shares(learner, n_tasks)))
-    network: nn.Module = resnet18(FINE, feature_maps, seed=seed).to(device)
-    if device.startswith("cuda") and feature_maps > 1:
-        # the layout that convolutions are fastest in there
+    network: nn.Module = resnet18(FINE, feature_maps, seed=seed)
+    if feature_maps > 1:  # in the layout that convolutions are fastest in, also on a CPU
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
 
