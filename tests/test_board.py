@@ -26,7 +26,7 @@ from gradmem.board import (
     write_board,
 )
 from gradmem.board.compare import INSIDE, OUTSIDE, difference, verdict
-from gradmem.board.plan import final_seeds
+from gradmem.board.plan import BENCHMARKS, final_seeds
 from gradmem.reports import Estimate
 from gradmem.reports.pictures.frontier import Point, frontier
 from gradmem.runs.read_folder import Run
@@ -127,6 +127,47 @@ def test_many_permutations_are_a_hundred_tasks_of_two_hundred_examples():
         assert (one.train.x == other.train.x).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("permuted-mnist", {"n_tasks": 20, "examples_per_task": 60_000, "batch_size": 128}),
+        ("rotated-mnist", {"n_tasks": 20, "examples_per_task": 60_000, "batch_size": 128}),
+        ("permuted-mnist-17", {"n_tasks": 17, "examples_per_task": 55_000, "batch_size": 10}),
+    ],
+)
+def test_streams_of_other_papers_have_their_size(name, size):
+    options = KNOWN[name].options
+    assert {option: options[option] for option in size} == size
+    assert options["epochs"] == 1
+    few = KNOWN[name].continuum(seed=3, n_tasks=2, examples_per_task=20, data="sample")
+    assert few.batch_size == size["batch_size"]
+    assert Column(name, BENCHMARKS[name][0]) in {one.column for one in cells_of([name])}
+
+
+def test_rotated_mnist_turns_digits_by_angles_in_no_order():
+    def angles(name):
+        few = KNOWN[name].continuum(seed=3, n_tasks=8, examples_per_task=1, data="sample")
+        return [float(label.removesuffix("°")) for label in few.labels()]
+
+    found, slices = angles("rotated-mnist"), angles("mnist-rotations")
+    assert slices == sorted(slices)
+    assert found != sorted(found)
+    assert all(0 <= angle < 180 for angle in found)
+    assert len({int(angle / 22.5) for angle in slices}) == 8 > len({int(a / 22.5) for a in found})
+
+
+def test_the_wide_network_starts_as_in_the_released_code():
+    network = KNOWN["permuted-mnist-17"].new_network(4)
+    weights = [p for p in network.parameters() if p.dim() == 2]
+    biases = [p for p in network.parameters() if p.dim() == 1]
+    assert [tuple(w.shape) for w in weights] == [(256, 784), (256, 256), (10, 256)]
+    assert all(0.08 < w.std() < 0.095 and w.abs().max() <= 0.2 for w in weights)
+    assert all((b == 0.1).all() for b in biases)
+    same, other = (KNOWN["permuted-mnist-17"].new_network(seed) for seed in (4, 5))
+    assert (next(same.parameters()) == weights[0]).all()
+    assert (next(other.parameters()) != weights[0]).any()
+
+
 # Running -------------------------------------------------------------------------------------
 
 
@@ -217,7 +258,7 @@ def test_settings_that_all_fail_are_told_and_nothing_is_kept_of_them(tmp_path, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--memories", "7"], "--memories must be one of 5120, 500, 200"),
+        (["--memories", "7"], "--memories must be one of 5120, 4250, 500, 200"),
         (["--learners", "gem,who"], "learner must be one of single, "),
         (["--benchmarks", "cifar100-incremental", "--learners", "mer"], "the board has no mer on"),
         (["--from", "here", "--seeds", "3"], "--from makes the whole page and runs nothing"),
@@ -303,6 +344,20 @@ def test_a_published_value_far_from_the_runs_is_outside(tmp_path):
     (other_network,) = load(tmp_path / "cifar")
     assert not other_network.is_trial
     assert verdict(other_network).mark == "not compared"
+
+
+def test_streams_of_other_papers_are_compared_with_what_was_published_alone(tmp_path):
+    runs = [made_up(1000 + i, acc) for i, acc in enumerate([0.835, 0.836, 0.837])]
+    for run in runs:
+        run.config["examples_per_task"] = 60_000
+    keep(tmp_path, cell("derpp", 200, "permuted-mnist"), None, runs, "gradmem board", "whole")
+    (kept,) = load(tmp_path)
+    assert verdict(kept).mark == INSIDE
+    before, _, after = page_text(tmp_path).partition("## Published numbers")
+    line = r"\| Permuted MNIST, 200 memories \| DER\+\+ \| 0.836 ± .* \| 0.8358 \| inside \|"
+    assert re.search(line, after)
+    assert "Permuted MNIST" not in before
+    assert [path.name for path in write_board(tmp_path, tmp_path / "docs")] == ["BOARD.md"]
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path):

@@ -14,6 +14,9 @@ DATA_SETS = {
     "mnist-permutations": "mnist",
     "mnist-rotations": "mnist",
     "mnist-many-permutations": "mnist",
+    "permuted-mnist": "mnist",
+    "rotated-mnist": "mnist",
+    "permuted-mnist-17": "mnist",
     "cifar100-incremental": "cifar100",
 }
 

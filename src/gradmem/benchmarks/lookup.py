@@ -29,6 +29,9 @@ from gradmem.benchmarks.mnist import (
     MNIST_MANY_PERMUTATIONS,
     MNIST_PERMUTATIONS,
     MNIST_ROTATIONS,
+    PERMUTED_MNIST,
+    PERMUTED_MNIST_17,
+    ROTATED_MNIST,
 )
 from gradmem.learners import LEARNERS, Learner
 from gradmem.validation import one_of
@@ -61,6 +64,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         MNIST_MANY_PERMUTATIONS,
         CIFAR100_INCREMENTAL,
         MNIST_COMPOSED,
+        PERMUTED_MNIST,
+        ROTATED_MNIST,
+        PERMUTED_MNIST_17,
     )
 }
 

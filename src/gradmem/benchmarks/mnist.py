@@ -25,10 +25,16 @@ __all__ = [
     "MNIST_MANY_PERMUTATIONS",
     "MNIST_PERMUTATIONS",
     "MNIST_ROTATIONS",
+    "PERMUTED_MNIST",
+    "PERMUTED_MNIST_17",
+    "ROTATED_MNIST",
     "mnist_composed",
     "mnist_many_permutations",
     "mnist_permutations",
     "mnist_rotations",
+    "permuted_mnist",
+    "permuted_mnist_17",
+    "rotated_mnist",
 ]
 
 #: Hidden units of the paper's network, in each of two layers.
@@ -107,8 +113,7 @@ def mnist_rotations(
     """
 
     def turned(k: int, rng: np.random.Generator) -> _Change:
-        angle = (k + rng.random()) * 180 / n_tasks
-        return _Change(_rotation(angle), f"{angle:.1f}°", _harmonics(angle))
+        return _turned((k + rng.random()) * 180 / n_tasks)
 
     return _mnist(turned, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
@@ -156,6 +161,74 @@ def mnist_many_permutations(
         See `mnist_rotations`.
     """
     return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
+def permuted_mnist(
+    n_tasks: int = 20,
+    examples_per_task: int = 60_000,
+    batch_size: int = 128,
+    epochs: int = 1,
+    order: Order = None,
+    seed: int = 0,
+    data: Data = None,
+) -> Continuum:
+    """`mnist_permutations` with all training images in each task, in mini-batches of 128.
+
+    Permuted MNIST as in the paper on dark experience (DER++).
+
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`.
+    """
+    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
+def permuted_mnist_17(
+    n_tasks: int = 17,
+    examples_per_task: int = 55_000,
+    batch_size: int = 10,
+    epochs: int = 1,
+    order: Order = None,
+    seed: int = 0,
+    data: Data = None,
+) -> Continuum:
+    """`mnist_permutations` with 55,000 images in each of 17 tasks.
+
+    Permuted MNIST as in the papers on A-GEM and MEGA, which choose settings on three tasks more.
+
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`.
+    """
+    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
+
+
+def rotated_mnist(
+    n_tasks: int = 20,
+    examples_per_task: int = 60_000,
+    batch_size: int = 128,
+    epochs: int = 1,
+    order: Order = None,
+    seed: int = 0,
+    data: Data = None,
+) -> Continuum:
+    """Digits turned by any angle up to 180 degrees, all of them in each task, in batches of 128.
+
+    Rotated MNIST as in the paper on dark experience (DER++): angles neither grow from task to task
+    nor are spread evenly, as those of `mnist_rotations` do and are.
+
+    Parameters
+    ----------
+    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
+        See `mnist_rotations`.
+    """
+
+    def turned(k: int, rng: np.random.Generator) -> _Change:
+        return _turned(180 * rng.random())
+
+    return _mnist(turned, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
 
 def mnist_composed(
@@ -230,6 +303,53 @@ MNIST_MANY_PERMUTATIONS = Benchmark(
 )
 
 
+# Settings that were published with 500 memories.
+PERMUTED_MNIST = Benchmark(
+    "permuted-mnist",
+    permuted_mnist,
+    mnist_network,
+    {
+        "single": {"lr": 0.2},
+        "agem": {"lr": 0.1, "memories": 25, "sample": 128},
+        "gem": {"lr": 0.1, "memories": 25, "margin": 0.5},
+    },
+)
+
+ROTATED_MNIST = Benchmark(
+    "rotated-mnist",
+    rotated_mnist,
+    mnist_network,
+    {
+        "single": {"lr": 0.2},
+        "agem": {"lr": 0.3, "memories": 25, "sample": 128},
+        "gem": {"lr": 0.01, "memories": 25, "margin": 0.5},
+    },
+)
+
+
+def wide_network(seed: int = 0) -> nn.Module:
+    """Two layers of 256 hidden units that start as in the released code for A-GEM and MEGA."""
+    network, generator = mlp([784, 256, 256, 10]), torch.Generator().manual_seed(seed)
+    for parameter in network.parameters():
+        if parameter.dim() == 2:
+            nn.init.trunc_normal_(parameter, 0.0, 0.1, -0.2, 0.2, generator)
+        else:
+            nn.init.constant_(parameter, 0.1)
+    return network
+
+
+PERMUTED_MNIST_17 = Benchmark(
+    "permuted-mnist-17",
+    permuted_mnist_17,
+    wide_network,
+    {
+        "single": {"lr": 0.03},
+        "agem": {"lr": 0.1, "memories": 250, "sample": 256},
+        "mega": {"lr": 0.1, "memories": 250, "sample": 256},
+    },
+)
+
+
 def composed_network(seed: int = 0, learner: object = None, n_tasks: int = 20) -> nn.Module:
     """The paper's network, conditioned; for Multimodal, whose tasks have first layers, as it is."""
     network = mnist_network(seed, learner, n_tasks)
@@ -291,6 +411,11 @@ def _mnist(
         train = own.examples(train_x[chosen], images.train_y[chosen])
         tasks.append(Task(k, train, tests[k], own.label, own.classes, own.description))
     return Continuum(tasks, batch_size, epochs, seed=seed)
+
+
+def _turned(angle: float) -> _Change:
+    """A task whose digits are turned by so many degrees."""
+    return _Change(_rotation(angle), f"{angle:.1f}°", _harmonics(angle))
 
 
 def _harmonics(angle: float) -> list[float]:

@@ -85,6 +85,12 @@ def _mer(lr: float, beta: float, sample: int, batches: int) -> dict[str, list[An
 
 ROTATIONS, PERMUTATIONS = "mnist-rotations", "mnist-permutations"
 MANY, CIFAR = "mnist-many-permutations", "cifar100-incremental"
+#: Streams of the papers on dark experience and on MEGA, with the settings published for them.
+PERMUTED, ROTATED, PERMUTED_17 = "permuted-mnist", "rotated-mnist", "permuted-mnist-17"
+
+
+def _dark(lr: float, alpha: float, beta: float) -> dict[str, list[Any]]:
+    return {"lr": [lr], "alpha": [alpha], "beta": [beta], "sample": [128], **ROW}
 
 
 def _lamaml(lr: float, rate_lr: float, glances: int) -> dict[str, list[Any]]:
@@ -120,7 +126,13 @@ _ALL = (
     Entry(
         "single",
         "single",
-        {"mnist": {"lr": [0.001, 0.003, 0.01, 0.03, 0.1]}, CIFAR: {"lr": [0.1, 0.3, 1.0]}},
+        {
+            "mnist": {"lr": [0.001, 0.003, 0.01, 0.03, 0.1]},
+            CIFAR: {"lr": [0.1, 0.3, 1.0]},
+            PERMUTED: {"lr": [0.2]},
+            ROTATED: {"lr": [0.2]},
+            PERMUTED_17: {"lr": [0.03]},
+        },
     ),
     Entry(
         "independent",
@@ -188,6 +200,10 @@ _ALL = (
         {
             "mnist": {"lr": [0.01, 0.03, 0.1], "sample": [256]},
             CIFAR: {"lr": [0.03, 0.1, 0.3], "sample": [256]},
+            PERMUTED: {"lr": [0.1], "sample": [128]},
+            (ROTATED, 200): {"lr": [0.1], "sample": [128]},
+            ROTATED: {"lr": [0.3], "sample": [128]},
+            PERMUTED_17: {"lr": [0.1], "sample": [256], "keep": ["balanced"]},
         },
         memory="memories",
     ),
@@ -197,8 +213,10 @@ _ALL = (
         {
             "mnist": {"lr": [0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
             CIFAR: {"lr": [0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
+            PERMUTED_17: {"lr": [0.1], "rule": ["II"], "sample": [256], "keep": ["balanced"]},
         },
         memory="memories",
+        notes="Published on Permuted MNIST of 17 tasks, where it has the published settings.",
     ),
     Entry(
         "er",
@@ -207,6 +225,8 @@ _ALL = (
             MANY: {"lr": [0.03, 0.1], "sample": [50], "glances": [1], **ROW},
             "mnist": {"lr": [0.03, 0.1], "sample": [10, 50], "glances": [1, 5], **ROW},
             CIFAR: {"lr": [0.03, 0.1], "sample": [10]},
+            PERMUTED: {"lr": [0.2], "sample": [128], **ROW},
+            ROTATED: {"lr": [0.2], "sample": [128], **ROW},
         },
         memory="budget",
     ),
@@ -231,9 +251,15 @@ _ALL = (
                 **ROW,
             },
             CIFAR: {"lr": [0.03, 0.1], "alpha": [0.5], "beta": [0.5], "sample": [32]},
+            (PERMUTED, 5120): _dark(lr=0.2, alpha=0.5, beta=1.0),
+            (PERMUTED, 500): _dark(lr=0.2, alpha=1.0, beta=0.5),
+            (PERMUTED, 200): _dark(lr=0.1, alpha=1.0, beta=1.0),
+            (ROTATED, 5120): _dark(lr=0.2, alpha=0.5, beta=0.5),
+            (ROTATED, 500): _dark(lr=0.2, alpha=0.5, beta=1.0),
+            (ROTATED, 200): _dark(lr=0.1, alpha=1.0, beta=0.5),
         },
         memory="budget",
-        notes="Published on other streams: more examples, mini-batches of 128.",
+        notes="Published on Permuted and Rotated MNIST, where it has the published settings.",
     ),
     Entry(
         "single with averages",

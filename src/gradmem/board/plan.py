@@ -19,6 +19,7 @@ from gradmem.validation import one_of, positive_int
 __all__ = [
     "BENCHMARKS",
     "MEMORIES",
+    "REPRODUCED",
     "Cell",
     "Column",
     "Conditions",
@@ -27,12 +28,21 @@ __all__ = [
     "memory_size",
 ]
 
+#: Streams of other papers → memories. Learners that were published there are run as published, to
+#: compare the numbers: columns with learners side by side they are not.
+REPRODUCED: dict[str, tuple[int, ...]] = {
+    "permuted-mnist": (5120, 500, 200),
+    "rotated-mnist": (5120, 500, 200),
+    "permuted-mnist-17": (4250,),
+}
+
 #: Benchmark → the memories that its columns have.
 BENCHMARKS: dict[str, tuple[int, ...]] = {
     "mnist-rotations": (5120, 500, 200),
     "mnist-permutations": (5120, 500, 200),
     "mnist-many-permutations": (5120, 500, 200),
     "cifar100-incremental": (5120, 200),
+    **REPRODUCED,
 }
 
 #: All of them, the largest first.
