@@ -425,7 +425,7 @@ def test_the_benchmarks_settings_are_the_learners():
             assert settings["lr"] > 0
             assert Experiment(name, learner, data="sample").settings == settings
         assert set(benchmark.grid) <= set(benchmark.settings)
-    of_papers = {"single", "independent", "multimodal", "ewc", "icarl", "gem", "agem"}
+    of_papers = {"single", "independent", "multimodal", "ewc", "icarl", "gem", "agem", "mega"}
     assert {name for b in BENCHMARKS.values() for name in b.settings} == of_papers
 
 

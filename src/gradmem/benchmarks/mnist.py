@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +31,8 @@ __all__ = [
     "PERMUTED_MNIST_17",
     "ROTATED_MNIST",
     "mnist_composed",
-    "mnist_many_permutations",
     "mnist_permutations",
     "mnist_rotations",
-    "permuted_mnist",
-    "permuted_mnist_17",
     "rotated_mnist",
 ]
 
@@ -144,67 +143,6 @@ def mnist_permutations(
     return _mnist(permuted, n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
 
 
-def mnist_many_permutations(
-    n_tasks: int = 100,
-    examples_per_task: int = 200,
-    batch_size: int = 10,
-    epochs: int = 1,
-    order: Order = None,
-    seed: int = 0,
-    data: Data = None,
-) -> Continuum:
-    """`mnist_permutations` with five times as many tasks, each with a fifth of the examples.
-
-    Parameters
-    ----------
-    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
-        See `mnist_rotations`.
-    """
-    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
-
-
-def permuted_mnist(
-    n_tasks: int = 20,
-    examples_per_task: int = 60_000,
-    batch_size: int = 128,
-    epochs: int = 1,
-    order: Order = None,
-    seed: int = 0,
-    data: Data = None,
-) -> Continuum:
-    """`mnist_permutations` with all training images in each task, in mini-batches of 128.
-
-    Permuted MNIST as in the paper on dark experience (DER++).
-
-    Parameters
-    ----------
-    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
-        See `mnist_rotations`.
-    """
-    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
-
-
-def permuted_mnist_17(
-    n_tasks: int = 17,
-    examples_per_task: int = 55_000,
-    batch_size: int = 10,
-    epochs: int = 1,
-    order: Order = None,
-    seed: int = 0,
-    data: Data = None,
-) -> Continuum:
-    """`mnist_permutations` with 55,000 images in each of 17 tasks.
-
-    Permuted MNIST as in the papers on A-GEM and MEGA, which choose settings on three tasks more.
-
-    Parameters
-    ----------
-    n_tasks, examples_per_task, batch_size, epochs, order, seed, data
-        See `mnist_rotations`.
-    """
-    return mnist_permutations(n_tasks, examples_per_task, batch_size, epochs, order, seed, data)
-
-
 def rotated_mnist(
     n_tasks: int = 20,
     examples_per_task: int = 60_000,
@@ -214,9 +152,9 @@ def rotated_mnist(
     seed: int = 0,
     data: Data = None,
 ) -> Continuum:
-    """Digits turned by any angle up to 180 degrees, all of them in each task, in batches of 128.
+    """MNIST rotations by any angles, all images in each task: the stream of the paper on DER++.
 
-    Rotated MNIST as in the paper on dark experience (DER++): angles neither grow from task to task
+    Angles are drawn from 0 to 180 degrees, for each task anew: they neither grow from task to task
     nor are spread evenly, as those of `mnist_rotations` do and are.
 
     Parameters
@@ -290,10 +228,21 @@ MNIST_ROTATIONS = paper_benchmark("mnist-rotations", mnist_rotations, mnist_netw
 MNIST_PERMUTATIONS = paper_benchmark("mnist-permutations", mnist_permutations, mnist_network)
 
 
+def _permutations(about: str, **sizes: Any) -> Callable[..., Continuum]:
+    """`mnist_permutations` of other sizes."""
+    made: Callable[..., Continuum] = partial(mnist_permutations, **sizes)
+    made.__doc__ = about
+    return made
+
+
 # The settings of permutations; as many memories in all are fewer for each of the tasks.
 MNIST_MANY_PERMUTATIONS = Benchmark(
     "mnist-many-permutations",
-    mnist_many_permutations,
+    _permutations(
+        "MNIST permutations with five times as many tasks, each with a fifth of the examples.",
+        n_tasks=100,
+        examples_per_task=200,
+    ),
     mnist_network,
     {
         name: {**settings, **({"memories": 51} if name in ("gem", "agem") else {})}
@@ -303,10 +252,14 @@ MNIST_MANY_PERMUTATIONS = Benchmark(
 )
 
 
-# Settings that were published with 500 memories.
+#: With the settings that were published for 500 memories, as ROTATED_MNIST.
 PERMUTED_MNIST = Benchmark(
     "permuted-mnist",
-    permuted_mnist,
+    _permutations(
+        "MNIST permutations with all images in each task: the stream of the paper on DER++.",
+        examples_per_task=60_000,
+        batch_size=128,
+    ),
     mnist_network,
     {
         "single": {"lr": 0.2},
@@ -340,7 +293,11 @@ def wide_network(seed: int = 0) -> nn.Module:
 
 PERMUTED_MNIST_17 = Benchmark(
     "permuted-mnist-17",
-    permuted_mnist_17,
+    _permutations(
+        "MNIST permutations, 17 of 55,000 images: the stream of the papers on A-GEM and MEGA.",
+        n_tasks=17,
+        examples_per_task=55_000,
+    ),
     wide_network,
     {
         "single": {"lr": 0.03},
