@@ -19,8 +19,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,36 @@ CHANGES: list[dict[str, Any]] = [
     {"match": 0.0, "input_dropout": 0.1, "constraints": 0},
 ]
 IMAGES = {"augment": "images"}
+TWICE: dict[str, Any] = {**IMAGES, "glances": 2}
+#: Stored logits held as well, and more rehearsal, with a smaller rate.
+MATCHED = {"lr": 0.05, "match": 0.5, "rehearse": 64}
 CIFAR_CHANGES: list[dict[str, Any]] = [
     {},
     {"glances": 2},
     {**IMAGES},
-    {**IMAGES, "glances": 2},
-    {**IMAGES, "glances": 2, "lr": 0.05},
-    {**IMAGES, "glances": 2, "margin": 0.1},
+    {**TWICE},
+    {**TWICE, "lr": 0.05},
+    {**TWICE, "margin": 0.1},
+    {**TWICE, **MATCHED},
+    {**TWICE, **MATCHED, "lr": 0.1},
+    {**TWICE, **MATCHED, "rehearse": 32},
+    {**TWICE, **MATCHED, "constraints": 0},
 ]
 #: With hundreds of memories for each task. Where constraints are at some of them, tasks share all.
 SOME = {"sample": 16}
 CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
     {},
     {**IMAGES},
-    {**SOME, "lr": 0.05, "match": 0.5, "rehearse": 64},
     {**SOME},
     {**SOME, "lr": 0.05, "rehearse": 64},
-    {**SOME, "match": 0.5, "rehearse": 64},
+    {**SOME, **MATCHED},
+    {**SOME, **MATCHED, "lr": 0.1},
+    {**SOME, **MATCHED, "lr": 0.03},
+    {**SOME, **MATCHED, "margin": 0.1},
+    {**SOME, **MATCHED, "rehearse": 128},
+    {**SOME, **MATCHED, "glances": 2},
+    {**SOME, **MATCHED, **TWICE},
+    {**MATCHED, "constraints": 0, **SOME},
 ]
 #: From so many memories on.
 MANY = 1000
@@ -198,7 +210,8 @@ def main() -> None:
     wanted.sort(key=lambda run: -run["memories"] * run["settings"]["glances"])
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.workers, mp_context=spawn) as workers:
-        for one in workers.map(partial(run_one, given=given), wanted):
+        for made in as_completed([workers.submit(run_one, case, given) for case in wanted]):
+            one = made.result()
             print(json.dumps(one), flush=True)
             runs.append(one)
             write(file, runs)

@@ -199,7 +199,7 @@ _ALL = (
         "agem",
         {
             "mnist": {"lr": [0.01, 0.03, 0.1], "sample": [256]},
-            CIFAR: {"lr": [0.03, 0.1, 0.3], "sample": [256]},
+            CIFAR: {"lr": [0.03, 0.1], "sample": [64]},
             PERMUTED: {"lr": [0.1], "sample": [128]},
             (ROTATED, 200): {"lr": [0.1], "sample": [128]},
             ROTATED: {"lr": [0.3], "sample": [128]},
@@ -212,7 +212,7 @@ _ALL = (
         "mega",
         {
             "mnist": {"lr": [0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
-            CIFAR: {"lr": [0.03, 0.1], "rule": ["I", "II"], "sample": [256]},
+            CIFAR: {"lr": [0.03, 0.1], "rule": ["II"], "sample": [64]},
             PERMUTED_17: {"lr": [0.1], "rule": ["II"], "sample": [256], "keep": ["balanced"]},
         },
         memory="memories",
