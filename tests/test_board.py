@@ -243,6 +243,59 @@ def test_what_was_interrupted_goes_on_and_ablations_have_the_settings_of_the_who
     assert "without glances" not in page.partition("## What each part is worth")[0]
 
 
+def test_what_is_kept_is_not_made_again(tmp_path, monkeypatch):
+    where = ["--benchmarks", ROTATIONS, "--memories", 200, "--learners", "single,steadygem"]
+    where += ["--workers", 1, "--keep", tmp_path / "kept"]
+    assert board(monkeypatch, *where, *SIZE, "--out", tmp_path / "first") == 0
+    before = {one.entry: one for one in load(tmp_path / "kept")}
+    assert board(monkeypatch, *where, *SIZE, "--out", tmp_path / "second") == 0
+    assert started(tmp_path / "second") == {}
+    assert (tmp_path / "second" / "BOARD.md").is_file()
+    assert board(monkeypatch, *where, *SIZE, "--seeds", 3, "--out", tmp_path / "third") == 0
+    runs = [Store(tmp_path / "third").run(key) for key in started(tmp_path / "third")]
+    assert {(run.learner, run.config["seed"]) for run in runs} == {
+        ("single", 1002),
+        ("steadygem", 1002),
+    }
+    for one in load(tmp_path / "kept"):
+        assert one.seeds == (1000, 1001, 1002)
+        assert one.runs[:2] == before[one.entry].runs
+        assert one.about["search"] == before[one.entry].about["search"]
+    larger = [*where, *SIZE, "--examples", 30, "--out", tmp_path / "larger"]
+    assert board(monkeypatch, *larger) == 0
+    assert len(started(tmp_path / "larger")) == 5 * 2 + 2 + 2
+
+
+def test_searches_that_are_planned_otherwise_now_or_failed_in_part_are_made_again(
+    tmp_path, monkeypatch
+):
+    def made(folder, rates, retry_failed=False):
+        entry = Entry("wild", "single", {"mnist": {"lr": rates}})
+        monkeypatch.setitem(ENTRIES, entry.name, entry)
+        kept = load(tmp_path / "kept") if (tmp_path / "kept").exists() else []
+
+        def finished(one, searched, runs):
+            keep(tmp_path / "kept", one, searched, runs, "gradmem board", "sample")
+
+        make_cells(
+            tmp_path / folder,
+            *([Cell(Column(ROTATIONS, None), entry)], TINY, InTurn(), 2),
+            retry_failed=retry_failed,
+            on_finished=finished,
+            kept=kept,
+        )
+        return len(started(tmp_path / folder))
+
+    assert made("first", [0.1, 1e30]) == 4 + 2
+    (one,) = load(tmp_path / "kept")
+    assert [None in tried["acc"] for tried in one.tried] == [False, True]
+    assert made("same", [0.1, 1e30]) == 0
+    assert made("again", [0.1, 1e30], retry_failed=True) == 4
+    assert made("others", [0.1, 1e31]) == 4
+    assert [tried["settings"]["lr"] for tried in load(tmp_path / "kept")[0].tried] == [0.1, 1e30]
+    assert made("chosen otherwise", [1e-6, 1e-7]) == 4 + 2
+
+
 def test_settings_that_all_fail_are_told_and_nothing_is_kept_of_them(tmp_path, monkeypatch):
     entry = Entry("wild", "single", {"mnist": {"lr": [1e30, 1e31]}})
     monkeypatch.setitem(ENTRIES, entry.name, entry)
@@ -282,6 +335,27 @@ def test_better_results_are_not_replaced(tmp_path):
     assert kept.per_example("example_gradients") == 2
     assert keep_made_up(tmp_path, cell(), [0.1, 0.2, 0.3])
     assert load(tmp_path)[0].values("acc") == [0.1, 0.2, 0.3]
+
+
+def test_runs_join_those_of_other_seeds_that_were_made_in_the_same_way(tmp_path):
+    tried = (({"lr": 0.1}, (0.75, 0.77)),)
+    keep_made_up(tmp_path, cell(), [0.7, 0.8], Searched((0, 1), 0.1, tried))
+    other = made_up(1002, 0.9, versions={**VERSIONS, "gpu": "a GPU", "threads": 1})
+    other.config["device"] = "cuda"
+    assert keep(tmp_path, cell(), None, [other], "gradmem board --device cuda", "whole")
+    (kept,) = load(tmp_path)
+    assert kept.values("acc") == [0.7, 0.8, 0.9]
+    assert [kept.machine(run)["device"] for run in kept.runs] == ["cpu", "cpu", "cuda"]
+    assert kept.searched == Searched((0, 1), 0.1, tried)
+    page = page_text(tmp_path)
+    assert "| 3.0 (A, B) |" in page
+    assert "a processor, 2 threads" in page
+    assert "a GPU, torch 2" in page
+    otherwise = made_up(1003, 0.1)
+    otherwise.config["settings"] = {"lr": 0.2}
+    assert keep(tmp_path, cell(), None, [otherwise], "gradmem board", "whole") is None
+    assert keep(tmp_path, cell(), None, [made_up(1003, 0.1)], "gradmem board", "sample") is None
+    assert load(tmp_path)[0].values("acc") == [0.7, 0.8, 0.9]
 
 
 @pytest.mark.parametrize(
@@ -397,6 +471,16 @@ def test_what_is_kept_was_run_with_settings_that_are_planned(one):
     settings = one.about["settings"]
     assert {name for name in planned if name not in settings} == set()
     assert all(settings[name] in values for name, values in planned.items())
+
+
+@pytest.mark.parametrize("memories", BENCHMARKS["cifar100-incremental"])
+@pytest.mark.parametrize("name", ["er", "derpp"])
+def test_with_averages_on_cifar_it_has_the_settings_that_were_chosen_without(name, memories):
+    (plain,) = (
+        one for one in load(RESULTS) if one.slug == f"cifar100-incremental-{memories}-{name}"
+    )
+    (settings,) = cell(f"{name} with averages", memories, "cifar100-incremental").settings(TINY)
+    assert settings == plain.about["settings"] | {"average": settings["average"]}
 
 
 def test_a_learners_places_are_those_of_the_page():

@@ -4,10 +4,10 @@ Settings are chosen on held-out data with other seeds than those that are report
 """
 
 from gradmem.board.entries import ENTRIES, Entry
-from gradmem.board.kept import Kept, keep, load
+from gradmem.board.kept import Kept, Searched, keep, load
 from gradmem.board.page import learner_text, page_text, write_board
 from gradmem.board.plan import BENCHMARKS, MEMORIES, Cell, Column, Conditions, cells_of
-from gradmem.board.runs import Searched, make_cells
+from gradmem.board.runs import make_cells
 
 __all__ = [
     "BENCHMARKS",

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradmem.board.plan import BENCHMARKS, Cell, Column, Conditions, memory_size
-from gradmem.board.runs import Searched
 from gradmem.files import check_texts, misfit, plain, read_json, write_whole
 from gradmem.reports import Estimate
+from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.read_folder import MAX_NUMBER, Run
 from gradmem.validation import one_of
 
-__all__ = ["Kept", "keep", "load"]
+__all__ = ["Kept", "Searched", "keep", "load"]
 
 #: Digits of accuracies, after the point: MNIST's test sets have 10,000 images.
 DIGITS = 4
@@ -53,6 +53,17 @@ SEARCH = {
 
 
 @dataclass(frozen=True)
+class Searched:
+    """What a cell's settings were chosen from."""
+
+    seeds: tuple[int, ...]
+    held_out: float
+    """The part of the training examples that ACC was measured on."""
+    tried: tuple[tuple[dict[str, Any], tuple[float | None, ...]], ...]
+    """Settings, and their ACC with each seed; None where the run failed."""
+
+
+@dataclass(frozen=True)
 class Kept:
     """The runs of one cell, read back."""
 
@@ -81,11 +92,35 @@ class Kept:
         found: list[dict[str, Any]] = self.about["search"].get("tried", [])
         return found
 
+    @property
+    def searched(self) -> Searched | None:
+        """What the settings were chosen from; None if they were not searched."""
+        if not (search := self.about["search"]):
+            return None
+        tried = tuple((one["settings"], tuple(one["acc"])) for one in self.tried)
+        return Searched(tuple(search["seeds"]), search["held_out"], tried)
+
+    def has_settings(self, settings: Mapping[str, Any]) -> bool:
+        """Whether its runs were made with these settings."""
+        return settings_key(self.about["settings"]) == settings_key(settings)
+
+    def has(self, run: Experiment) -> bool:
+        """Whether it has a run's seed, with the run's settings."""
+        return run.seed in self.seeds and self.has_settings(run.settings)
+
+    def is_of(self, size: Mapping[str, int], data: str) -> bool:
+        """Whether its streams have this size and its data are of this kind."""
+        return self.about["data"] == data and all(self.about[k] == n for k, n in size.items())
+
     def values(self, name: str) -> list[float]:
         return [run[name] for run in self.runs]
 
     def estimate(self, name: str) -> Estimate:
         return Estimate.of(self.values(name))
+
+    def machine(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """What one of the runs was made on; files of old have the device for all of them."""
+        return {"device": self.about["device"], **self.about["machines"][run["machine"]]}
 
     def per_example(self, cost: str) -> float:
         """A cost, in the mean of the seeds, for each example of the stream."""
@@ -102,13 +137,13 @@ def keep(
 ) -> Path | None:
     """Write a cell's file; None if the file in the folder is better: more seeds, or no trial.
 
+    Runs join those that the folder has of other seeds, where these were made in the same way.
     `command` is what was typed, and `data` what the data are (`kind_of_data`).
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"{cell.slug}.json"
     before = _read_named(path) if path.exists() else None
     first = runs[0]
-    machines = [*{json.dumps(run.result["versions"]): None for run in runs}]
     about = {
         "benchmark": cell.column.benchmark,
         "memories": cell.column.memories,
@@ -120,25 +155,39 @@ def keep(
         "device": first.config["device"],
         "data": data,  # not the folder they lie in
         "command": command,
-        "machines": [json.loads(machine) for machine in machines],
     }
-    lines = [
-        _line(
-            {"seed": run.config["seed"]}
-            | {name: round(run.result[name], DIGITS) for name in METRICS}
-            | {name: run.result[name] for name in COSTS}
-            | {"seconds": round(run.result["seconds"], 2)}
-            | {"memory_bytes": _memory_of(run)}
-            | {"machine": machines.index(json.dumps(run.result["versions"]))}
-        )
-        for run in sorted(runs, key=lambda run: run.config["seed"])
+    size = {name: about[name] for name in ("n_tasks", "examples_per_task", "batch_size")}
+    lines = {run.config["seed"]: _measured(run) for run in runs}
+    if before is not None:
+        alike = before.is_of(size, data) and before.has_settings(about["settings"])
+        if alike and set(lines) - set(before.seeds):
+            about |= {name: before.about[name] for name in ("device", "command")}
+            searched = searched or before.searched
+            lines = {run["seed"]: (run, before.machine(run)) for run in before.runs} | lines
+        elif _rank(before.about, len(before.runs)) > _rank(about, len(lines)):
+            return None
+    machines = [*{json.dumps(machine): None for _, machine in lines.values()}]
+    about["machines"] = [json.loads(machine) for machine in machines]
+    written = [
+        _line(run | {"machine": machines.index(json.dumps(machine))})
+        for _, (run, machine) in sorted(lines.items())
     ]
-    if before is not None and _rank(before.about, len(before.runs)) > _rank(about, len(runs)):
-        return None
     head = json.dumps(about, indent=1).removesuffix("\n}")
     search = _search(searched)
-    write_whole(path, f'{head},\n "search": {search},\n "runs": {_list(lines)}\n}}\n')
+    write_whole(path, f'{head},\n "search": {search},\n "runs": {_list(written)}\n}}\n')
     return path
+
+
+def _measured(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's numbers, and what it was made on."""
+    found = {
+        "seed": run.config["seed"],
+        **{name: round(run.result[name], DIGITS) for name in METRICS},
+        **{name: run.result[name] for name in COSTS},
+        "seconds": round(run.result["seconds"], 2),
+        "memory_bytes": _memory_of(run),
+    }
+    return found, {**run.result["versions"], "device": run.config["device"]}
 
 
 def _memory_of(run: Run) -> int | None:

@@ -7,11 +7,11 @@ which there is nothing to choose, then the chosen settings with other seeds on t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradmem.board.kept import Kept, Searched
 from gradmem.board.plan import Cell, Conditions
 from gradmem.runs.experiment import Experiment, settings_key
 from gradmem.runs.read_folder import Run
@@ -19,18 +19,7 @@ from gradmem.sweeps import Event, Executor, Phase, Round, Store, check_settings,
 from gradmem.sweeps.executors import Elsewhere
 from gradmem.sweeps.selection import choose
 
-__all__ = ["Searched", "make_cells"]
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What a cell's settings were chosen from."""
-
-    seeds: tuple[int, ...]
-    held_out: float
-    """The part of the training examples that ACC was measured on."""
-    tried: tuple[tuple[dict[str, Any], tuple[float | None, ...]], ...]
-    """Settings, and their ACC with each seed; None where the run failed."""
+__all__ = ["make_cells"]
 
 
 #: Called with a cell, what its settings were chosen from, and its finished runs.
@@ -46,6 +35,7 @@ def make_cells(
     retry_failed: bool = False,
     on_event: Callable[[Event], None] | None = None,
     on_finished: OnFinished | None = None,
+    kept: Iterable[Kept] = (),
 ) -> list[tuple[Experiment, str]]:
     """Choose each cell's settings and run them, where the folder lacks it.
 
@@ -53,24 +43,29 @@ def make_cells(
     cell; `retry_failed` and `on_event` are those of `gradmem.sweeps.run_sweep`. `on_finished` is
     called for a cell whenever one more of its runs to report is there.
 
+    `kept` are results from elsewhere, of the size and data of `conditions`. Of a cell whose search
+    is among them, nothing is searched again, and seeds that they have are not run again: but for
+    those made with other settings than are planned now, and searches in which runs failed if
+    `retry_failed`.
+
     Returns what failed, with its error.
     """
-    board = _Board(Path(out), conditions, seeds, on_event, on_finished)
-    wholes = dict.fromkeys(cell.whole for cell in cells)
-    searched = {cell: cell.sweep(conditions).experiments() for cell in wholes if cell.is_searched}
-    fixed = [cell for cell in cells if cell.whole not in searched]
-    for cell in fixed:
-        (settings,) = cell.settings(conditions)
-        board.plan(cell, settings)
+    board = _Board(Path(out), conditions, seeds, on_event, on_finished, kept)
+    to_search: dict[Cell, list[Experiment]] = {}
+    for cell in dict.fromkeys(cell.whole for cell in cells):
+        if not cell.is_searched:
+            (board.chosen[cell],) = cell.settings(conditions)
+        elif not board.chose_before(cell, retry_failed):
+            to_search[cell] = cell.sweep(conditions).experiments()
+    board.plan(cells)
     # What takes longest comes first: learners with nothing to choose are the slow ones.
-    every = board.planned() + [run for runs in searched.values() for run in runs]
+    every = board.planned() + [run for runs in to_search.values() for run in runs]
     check_settings(every, isinstance(executor, Elsewhere))
     with only_one(board.out, "board"):
         failed = board.make("search", every, executor, retry_failed)
-        chosen = {cell: board.choose(cell, planned) for cell, planned in searched.items()}
-        for cell in cells:
-            if (found := chosen.get(cell.whole)) is not None:
-                board.plan(cell, found)
+        for cell, planned in to_search.items():
+            board.choose(cell, planned)
+        board.plan(cells)
         failed |= board.make("final", board.planned(), executor, retry_failed)
         for cell in cells:
             board.tell(cell)
@@ -87,16 +82,39 @@ class _Board:
         seeds: int | None,
         on_event: Callable[[Event], None] | None,
         on_finished: OnFinished | None,
+        kept: Iterable[Kept],
     ) -> None:
         self.out, self.conditions, self.seeds = out, conditions, seeds
         self.on_event, self.on_finished = on_event, on_finished
         self.store = Store(out)
+        self.kept = {one.slug: one for one in kept}
+        self.chosen: dict[Cell, dict[str, Any]] = {}
         self.final: dict[Cell, list[Experiment]] = {}
         self.searched: dict[Cell, Searched] = {}
 
-    def plan(self, cell: Cell, settings: dict[str, Any]) -> None:
-        """Plan the runs to report of a cell."""
-        self.final[cell] = cell.final(settings, self.conditions, self.seeds)
+    def chose_before(self, cell: Cell, retry_failed: bool) -> bool:
+        """Choose what was chosen for the kept result, if the same was tried for it."""
+        one = self.kept.get(cell.slug)
+        found = None if one is None else one.searched
+        if one is None or found is None:
+            return False
+        sweep = cell.sweep(self.conditions)
+        tried = {settings_key(settings): accs for settings, accs in found.tried}
+        planned = {settings_key(run.settings) for run in sweep.experiments()}
+        if (found.seeds, found.held_out, {*tried}) != (sweep.seeds, sweep.held_out, planned):
+            return False
+        if retry_failed and any(None in accs for accs in tried.values()):
+            return False
+        self.chosen[cell], self.searched[cell] = one.about["settings"], found
+        return True
+
+    def plan(self, cells: Sequence[Cell]) -> None:
+        """Plan the runs to report of cells whose settings are chosen, but for those kept."""
+        for cell in cells:
+            if (settings := self.chosen.get(cell.whole)) is not None:
+                runs = cell.final(settings, self.conditions, self.seeds)
+                one = self.kept.get(cell.slug)
+                self.final[cell] = [run for run in runs if one is None or not one.has(run)]
 
     def planned(self) -> list[Experiment]:
         return [run for runs in self.final.values() for run in runs]
@@ -121,8 +139,8 @@ class _Board:
         phase = Phase(self.store, executor, retry_failed, report)
         return phase.make(name, [Round(once)]) if once else {}
 
-    def choose(self, cell: Cell, planned: list[Experiment]) -> dict[str, Any] | None:
-        """The best settings of a cell whose search is done; None if none of them finished."""
+    def choose(self, cell: Cell, planned: list[Experiment]) -> None:
+        """Choose the best settings of a cell whose search is done, unless none of them finished."""
         sweep = cell.sweep(self.conditions, self.seeds)
         tried: dict[str, tuple[dict[str, Any], list[float | None]]] = {}
         for one in planned:
@@ -132,8 +150,8 @@ class _Board:
         self.searched[cell] = Searched(
             sweep.seeds, sweep.held_out, tuple((s, tuple(accs)) for s, accs in tried.values())
         )
-        best = choose(self.store, planned, len(sweep.seeds))
-        return best[0].settings if best else None
+        if best := choose(self.store, planned, len(sweep.seeds)):
+            self.chosen[cell] = best[0].settings
 
     def tell(self, cell: Cell) -> None:
         """Hand on the runs to report that are there."""

@@ -15,6 +15,7 @@ from gradmem.board import (
     MEMORIES,
     Cell,
     Conditions,
+    Kept,
     Searched,
     cells_of,
     keep,
@@ -82,6 +83,8 @@ def board_command(
 
     gradmem board --benchmarks mnist-rotations --memories 200    stopped or killed, it goes on
 
+    gradmem board --keep results/board    what the folder has is not run again
+
     gradmem board --from results/board --out docs    the page alone
 
     Smaller than the board (--tasks, --examples, --data sample) it is a trial.
@@ -110,13 +113,16 @@ def board_command(
     conditions = Conditions(device=device, **options.absolute(stream))
     keep_in = kept_in or out / "kept"
     check_folder(keep_in, "--keep")
-    if keep_in.exists():
-        load(keep_in)  # raises an error if a file is damaged, before anything is run
     kinds = {name: kind_of_data(name, conditions.data) for name in names}
+    kept = [
+        one
+        for one in (load(keep_in) if keep_in.exists() else [])
+        if (name := one.column.benchmark) in kinds and one.is_of(conditions.size(name), kinds[name])
+    ]
     board = _Board(out, keep_in, conditions, seeds, _command(names, sizes, who, seeds, conditions))
     parameters = options.assignments("--job", job or [])
     with executor_on(on, out, device, workers, cpus, gpus, parameters) as executor:
-        board.make(cells, kinds, executor, retry_failed)
+        board.make(cells, kinds, kept, executor, retry_failed)
     _write_page(keep_in, out)
 
 
@@ -132,7 +138,12 @@ class _Board:
     """What was typed."""
 
     def make(
-        self, cells: Sequence[Cell], kinds: dict[str, str], executor: Any, retry_failed: bool
+        self,
+        cells: Sequence[Cell],
+        kinds: dict[str, str],
+        kept: Sequence[Kept],
+        executor: Any,
+        retry_failed: bool,
     ) -> None:
         for name, kind in kinds.items():
             if kind == OTHER:
@@ -154,6 +165,7 @@ class _Board:
                 retry_failed,
                 display,
                 finished,
+                kept,
             )
         say_failed(failed)
         if not written and not any(self.keep_in.glob("*.json")):

@@ -61,7 +61,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 def machine_text(versions: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """What a run was made on and with, in one line."""
-    on_gpu = str(about["device"]).startswith("cuda")
+    on_gpu = str(versions.get("device", about["device"])).startswith("cuda")
     where = versions.get("gpu") if on_gpu else versions.get("processor")
     n = versions.get("threads")
     threads = "" if on_gpu else f", {n} thread{'s' if n != 1 else ''}"
