@@ -21,8 +21,12 @@ __all__ = ["Measurement", "TestSets", "is_on_gpu"]
 #: A descriptor, the examples that are predicted for it, and the sizes of the test sets they are of.
 TestSet = tuple[Any, Any, list[int]]
 
-#: Test examples predicted at once: enough to keep the processor busy, few enough for its caches.
-BATCH = 2000
+#: Test examples predicted at once, at most and, if they are in memory, at least.
+BATCH, FEWEST = 2000, 32
+
+#: On a CPU, bytes of the inputs for each thread that are predicted at once: what a network for
+#: images makes of more of them does not fit the caches.
+CACHED = 2**20
 
 #: On a GPU, bytes of the inputs of several test sets that are predicted at once.
 TOGETHER = 2**29
@@ -88,8 +92,7 @@ class Measurement:
         #: For each test set its size, and how many of the sums are its own.
         self._counts: list[tuple[int, int]] = []
         for t, test, sizes in tests.of(learner):
-            whole = len(sizes) > 1 or (is_on_gpu(learner) and isinstance(test, Examples))
-            n = len(test) if whole else BATCH
+            n = sum(sizes) if len(sizes) > 1 else _at_once(test, is_on_gpu(learner))
             for x, y in test.batches(n):
                 parts = sizes if len(sizes) > 1 else [size(y)]
                 sums.append(totals(score, predict(x, t), y, parts))
@@ -123,6 +126,16 @@ class Measurement:
 def is_on_gpu(learner: Any) -> bool:
     """Whether a learner, of any kind, says that it is on a GPU."""
     return torch.device(getattr(learner, "device", None) or "cpu").type == "cuda"
+
+
+def _at_once(test: Any, on_gpu: bool) -> int:
+    """How many examples of a test set are predicted at once."""
+    if not isinstance(test, Examples):
+        return BATCH
+    if on_gpu:
+        return len(test)
+    fitting = torch.get_num_threads() * CACHED // _bytes_each(test)
+    return max(FEWEST, min(fitting, BATCH))
 
 
 def _neighbours(tests: Sequence[tuple[Any, Examples]]) -> list[tuple[Any, list[Examples]]]:
