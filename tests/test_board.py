@@ -351,11 +351,13 @@ def test_runs_join_those_of_other_seeds_that_were_made_in_the_same_way(tmp_path)
     assert "| 3.0 (A, B) |" in page
     assert "a processor, 2 threads" in page
     assert "a GPU, torch 2" in page
-    otherwise = made_up(1003, 0.1)
+    assert keep(tmp_path, cell(), None, [made_up(1003, 0.7)], "gradmem board", "whole")
+    assert len(load(tmp_path)[0].about["machines"]) == 2
+    otherwise = made_up(1004, 0.1)
     otherwise.config["settings"] = {"lr": 0.2}
     assert keep(tmp_path, cell(), None, [otherwise], "gradmem board", "whole") is None
-    assert keep(tmp_path, cell(), None, [made_up(1003, 0.1)], "gradmem board", "sample") is None
-    assert load(tmp_path)[0].values("acc") == [0.7, 0.8, 0.9]
+    assert keep(tmp_path, cell(), None, [made_up(1004, 0.1)], "gradmem board", "sample") is None
+    assert load(tmp_path)[0].values("acc") == [0.7, 0.8, 0.9, 0.7]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def _measured(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
         "seconds": round(run.result["seconds"], 2),
         "memory_bytes": _memory_of(run),
     }
-    return found, {**run.result["versions"], "device": run.config["device"]}
+    return found, {"device": run.config["device"], **run.result["versions"]}
 
 
 def _memory_of(run: Run) -> int | None:
