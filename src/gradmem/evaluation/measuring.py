@@ -154,5 +154,5 @@ def _neighbours(tests: Sequence[tuple[Any, Examples]]) -> list[tuple[Any, list[E
 
 
 def _bytes_each(test: Examples) -> int:
-    """Bytes of an example's inputs as they are served."""
-    return sum(leaf[0].numel() * max(4, leaf.element_size()) for leaf in leaves(test.x))
+    """Bytes of an example's inputs as they are served, and at least one."""
+    return sum(leaf[0].numel() * max(4, leaf.element_size()) for leaf in leaves(test.x)) or 1
