@@ -208,8 +208,8 @@ _ALL = (
         memory="memories",
         notes=(
             "On Permuted and Rotated MNIST and Permuted MNIST of 17 tasks it has the settings "
-            "published there. On CIFAR-100 the released code's rate for this network, not searched, "
-            "and a sample as large as ER's."
+            "published there. On CIFAR-100 the rate is that of the released code for this network, "
+            "not searched, and the sample is as large as ER's."
         ),
     ),
     Entry(
