@@ -202,24 +202,42 @@ def summed(outputs, y):
     return F.cross_entropy(outputs, y, reduction="none") + outputs.square().sum(1)
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.2), summed])
-def test_rehearsing_takes_any_loss_of_outputs(loss):
+def turned(x):
+    return 2 * x.flip(-1) + 1
+
+
+@pytest.mark.parametrize("gradients", ["auto", "batched", "loop"])
+@pytest.mark.parametrize(
+    ("batches", "memories", "augment"),
+    [(None, None, {}), (turned, turned, {"augment": turned}),
+     (None, turned, {"augment": turned, "augmented": "memories"})],
+    ids=["none", "all", "memories"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "loss", [None, nn.CrossEntropyLoss(label_smoothing=0.2), summed], ids=["plain", "smooth", "own"]
+)
+def test_rehearsing_is_as_written_with_any_loss_and_any_change_of_inputs(
+    loss, batches, memories, augment, gradients
+):
     """What joins a mini-batch counts as much as the mini-batch, however many there are."""
-    learner = gm.GEM(network(), lr=LR, memories=8, rehearse=100, margin=0.0, loss=loss)
-    model, memory = network(), {}
+    options = {"memories": 8, "rehearse": 100, "margin": 0.0, "gradients": gradients, **augment}
+    learner = gm.GEM(network(), lr=LR, loss=loss, **options)
+    model, memory, loss = network(), {}, loss or F.cross_entropy
 
-    def gradient(x, y):
-        return loss_gradient(loss(model(x), y).mean(), parameters(model))
+    def gradient(x, y, change):
+        outputs = model(x if change is None else change(x))
+        return loss_gradient(loss(outputs, y).mean(), parameters(model))
 
-    for step, t in enumerate("aabba"):
+    for step, t in enumerate("aabbaccb"):
         x, y = batch(step)
         found = learner.observe(x, t, y)
-        torch.testing.assert_close(found, loss(model(x), y).mean().detach())
-        g = gradient(x, y)
+        own = model(x if batches is None else batches(x))
+        torch.testing.assert_close(found, loss(own, y).mean().detach())
+        g = gradient(x, y, batches)
         if t in memory:
             everything = [torch.cat(parts) for parts in zip(*memory.values(), strict=True)]
-            g = (g + gradient(*everything)) / 2
-        G = [gradient(*own) for k, own in memory.items() if k != t]
+            g = (g + gradient(*everything, memories)) / 2
+        G = [gradient(*own, memories) for k, own in memory.items() if k != t]
         g = gm.project(g, torch.stack(G)) if G else g
         with torch.no_grad():
             parts = g.split([w.numel() for w in model.parameters()])
@@ -237,6 +255,8 @@ def test_a_loss_of_ones_own_is_given_one_task_and_refuses_to_rehearse():
 
     with pytest.raises(ValueError, match="rehearse must be 0 with a loss of one's own, got 5"):
         Doubled(network(), rehearse=5)
+    with pytest.raises(ValueError, match='augmented must be "all" with a loss of one\'s own'):
+        Doubled(network(), augmented="memories")
     Doubled(network())
 
 
@@ -264,6 +284,30 @@ def test_a_state_without_logits_is_none_of_a_learner_that_matches_them():
     with pytest.raises(ValueError, match="match must be 0, for the memory has no logits"):
         new.load_state_dict(state)
     new.observe(x, "a", y)
+
+
+@pytest.mark.parametrize("sample", [None, 3])
+@pytest.mark.parametrize("gradients", ["auto", "batched", "loop", "gram"])
+def test_where_memories_are_rehearsed_constraints_leave_running_statistics_alone(gradients, sample):
+    """Predictions use those of mini-batch and rehearsed examples together."""
+
+    def normed():
+        torch.manual_seed(1)
+        layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        return nn.Sequential(*layers).double()
+
+    options = {"memories": 8, "rehearse": 5, "margin": 0.0, "gradients": gradients}
+    learner, model = gm.GEM(normed(), lr=LR, sample=sample, **options), normed()
+    seen, norm = samples_of(learner.memory), learner.network[1]
+    for step, t in enumerate("aabbccddab"):
+        x, y = batch(step)
+        model.load_state_dict(learner.network.state_dict())
+        seen.clear()
+        learner.observe(x, t, y)
+        model(torch.cat([x, *(found for ((found, _),) in seen)]))
+        torch.testing.assert_close(norm.running_mean, model[1].running_mean)
+        torch.testing.assert_close(norm.running_var, model[1].running_var)
+        assert norm.num_batches_tracked == model[1].num_batches_tracked == step + 1
 
 
 def test_what_is_rehearsed_is_drawn_from_all_tasks_and_counted():
@@ -674,6 +718,7 @@ def test_rates_that_were_learned_stay_where_a_layer_gets_wider():
         (gm.SoftGEM, {"soft": -0.1}, "soft must not be negative, got -0.1"),
         (gm.SoftGEM, {"match": -1.0}, "match must not be negative, got -1.0"),
         (gm.GEM, {"rehearse": -1}, "rehearse must be at least 0, got -1"),
+        (gm.GEM, {"augmented": "new"}, "augmented must be one of all, memories; got 'new'"),
         (gm.SoftGEM, {"temperature": 0}, "temperature must be above 0, got 0"),
         (gm.SoftGEM, {"teacher": "me"}, "teacher must be one of network, average; got 'me'"),
         (gm.SoftGEM, {"teacher": "average"}, "needs an average"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -25,13 +26,13 @@ from gradmem.gradients.choice import (
 )
 from gradmem.gradients.flat import loss_gradient, parameters
 from gradmem.gradients.gram import Gradients, GramGradients, Outlook, check_segments
-from gradmem.gradients.loop import batches_of, loop_gradients
+from gradmem.gradients.loop import batches_of, loop_gradients, pass_of
 from gradmem.gradients.objective import Objective
 from gradmem.gradients.precision import PRECISIONS, computing_in
 from gradmem.gradients.recorded import RecordedPasses, has_hooks
 from gradmem.gradients.segments import Segments
 from gradmem.memory.stack import Stack
-from gradmem.trees import Tree, leaves, take
+from gradmem.trees import Tree, leaves, size, take
 from gradmem.validation import one_of, positive_int
 
 __all__ = ["MemoryGradients"]
@@ -76,6 +77,7 @@ class MemoryGradients:
         if isinstance(objective, nn.Module):
             objective = Objective(objective)
         self.objective = objective
+        self._of_batches = replace(objective, moves_statistics=True)
         self.precision = one_of("precision", precision, PRECISIONS)
         _check_method(one_of("gradients", method, ["auto", *METHODS, "gram"]), objective)
         self._asked = method
@@ -100,8 +102,8 @@ class MemoryGradients:
         self._buffer: Tensor | None = None
         self._limit: int | None = None  # most tasks in one pass, once a memory limit was met
         self._tried = 1  # tasks in the last pass
-        #: Whether a pass changes the network's running statistics.
-        self.moves_buffers = mixes_examples(self.objective.network)
+        #: Whether a pass over memories may change the network's running statistics.
+        self.moves_buffers = self._may_move_buffers()
         self._segments: Segments | None = None
         self._uncut: ValueError | None = None  # why it has none
         #: What the last steps with "gram" were like.
@@ -131,8 +133,11 @@ class MemoryGradients:
             self._choices[self._modes] = self.method, self._compute
             new = None if self._asked == "auto" else self._asked
             self.method, self._compute = self._choices.get(modes, (new, None))
-            self.moves_buffers = mixes_examples(self.objective.network)
+            self.moves_buffers = self._may_move_buffers()
         self._modes = modes
+
+    def _may_move_buffers(self) -> bool:
+        return self.objective.moves_statistics and mixes_examples(self.objective.network)
 
     @property
     def n_parameters(self) -> int:
@@ -281,7 +286,9 @@ class MemoryGradients:
         mixed = mask is not None and mask.ndim > 1  # of several tasks: no example of one
         compute = loop_gradients if alone else self._ready(stacks if mixed else [*stacks, batch])
         whole = all(self._chunk(stack) == len(stack) for stack in stacks)
-        alike = first is None or self.objective.criterion.is_plain  # others know no shares
+        # Others know no shares, and change all inputs or none.
+        alike = first is None or self.objective.criterion.is_plain
+        alike = alike and self.objective.changes_batches
         if isinstance(compute, ChainGradients) and whole and alike:
             G = self._rows(k)
             self._tried = k
@@ -307,12 +314,13 @@ class MemoryGradients:
     def _batch_alone(
         self, batch: Stack, g: Tensor, first: int | None = None
     ) -> tuple[Tensor, Tensor]:
+        ((x, t, y, mask),) = batches_of(batch)
+        new = size(x) if first is None else first
+        spared = 0 if self.objective.changes_batches else new
         with torch.enable_grad(), computing_in("fp32", g.device):
             if first is None:
-                (loss,) = loop_gradients(self.objective, batch, g)
-                return g[0], loss
-            ((x, _, y, mask),) = batches_of(batch)
-            outputs = self.objective.outputs(x)
+                return g[0], pass_of(self._of_batches, (x, t, y, mask), g[0], spared)
+            outputs = self._of_batches.outputs(x, spared)
             parts = slice(first), slice(first, None)
             own, others = (self._loss(outputs, y, mask, part) for part in parts)
             loss_gradient((own + others) / 2, parameters(self.objective.network), out=g[0])

@@ -34,9 +34,9 @@ def task_losses(objective: Objective, stack: Stack) -> Iterator[Callable[[], Ten
         yield partial(objective.loss, *batch)
 
 
-def pass_of(objective: Objective, batch: Batch, out: Tensor) -> Tensor:
+def pass_of(objective: Objective, batch: Batch, out: Tensor, spared: int = 0) -> Tensor:
     """A forward and a backward pass, as they are."""
-    loss = objective.loss(*batch)
+    loss = objective.loss(*batch, spared=spared)
     loss_gradient(loss, parameters(objective.network), out=out)
     return loss.detach()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -14,9 +15,12 @@ from gradmem.learners.objectives import objective_of
 from gradmem.learners.settings import Common
 from gradmem.memory import EpisodicMemory, Policy, memory_of
 from gradmem.trees import Tree, concatenate, size
-from gradmem.validation import non_negative_int
+from gradmem.validation import non_negative_int, one_of
 
 __all__ = ["GEM", "Constraining"]
+
+#: Which examples are changed by `augment` and `input_dropout`.
+AUGMENTED = ("all", "memories")
 
 
 class Constraining(Common, total=False):
@@ -32,6 +36,7 @@ class Constraining(Common, total=False):
     constraints: int | None
     sample: int | None
     rehearse: int
+    augmented: str
     gradients: str
     tasks_per_chunk: int | None
     memory_limit: int | None
@@ -48,7 +53,8 @@ class GEM(Learner):
     pushes towards lowering old losses, and can let one of them rise a little. With another
     optimizer than plain SGD the promise holds with `constrain="update"`. With batch norm it is
     about the network as it learns, normalising each task's memories by themselves; the running
-    statistics that predictions use move all the time. A task's inputs have one shape.
+    statistics that predictions use move with every pass (but see `rehearse`). A task's inputs have
+    one shape.
 
     With a network that is wrapped by DDP or sharded by FSDP2, every process observes its own part
     of each batch and remembers its own part of the memories (see the guide "Several GPUs and
@@ -85,7 +91,12 @@ class GEM(Learner):
         Remembered examples, of all tasks and the current one alike, that join the mini-batch in
         each step, drawn anew; 0 in the paper. The gradient that is projected is then the mean of
         the mini-batch's and of theirs, however many they are. A task's first mini-batch is learned
-        alone. For one process.
+        alone. Running statistics of batch norm, which predictions use, are then those of mini-batch
+        and rehearsed examples together: passes for the constraints do not move them. For one
+        process.
+    augmented
+        Which examples `augment` and `input_dropout` change: "all", or "memories" only, which are
+        seen time and again; the mini-batch is then learned as it came. For one process.
     gradients, tasks_per_chunk, memory_limit, precision
         How the gradients at the memories are computed, bounds on the memory that takes, and their
         precision (see `MemoryGradients`). All ways are exact in "fp32"; `learner.gradients` says
@@ -124,6 +135,7 @@ class GEM(Learner):
         constraints: int | None = None,
         sample: int | None = None,
         rehearse: int = 0,
+        augmented: str = "all",
         gradients: str = "auto",
         tasks_per_chunk: int | None = None,
         memory_limit: int | None = None,
@@ -133,8 +145,15 @@ class GEM(Learner):
         super().__init__(network, **common)
         seed = common.get("seed", 0)
         self.memory = memory_of(memory, memories, budget, keep, default=self.KEEP, seed=seed)
-        self.constraints = Constraints(
+        self.rehearse = non_negative_int("rehearse", rehearse)
+        self.augmented = one_of("augmented", augmented, AUGMENTED)
+        objective = replace(
             objective_of(self),
+            moves_statistics=not self.rehearse,
+            changes_batches=augmented == "all",
+        )
+        self.constraints = Constraints(
+            objective,
             self.memory,
             self.processes,
             margin=margin,
@@ -147,12 +166,17 @@ class GEM(Learner):
             memory_limit=memory_limit,
             precision=precision,
         )
-        self.rehearse = non_negative_int("rehearse", rehearse)
-        if self.rehearse and self.processes is not None:
-            raise ValueError(f"rehearse must be 0 for several processes, got {rehearse!r}")
-        if self.rehearse and self.has_own_loss:  # it is given one task, and these are of several
-            raise ValueError(f"rehearse must be 0 with a loss of one's own, got {rehearse!r}")
+        if self.processes is not None:
+            self._require_one_kind("for several processes")
+        if self.has_own_loss:  # it is given one task's examples, all alike
+            self._require_one_kind("with a loss of one's own")
         self.graphed.use_less_memory = self.constraints.engine.use_less_memory
+
+    def _require_one_kind(self, where: str) -> None:
+        if self.rehearse:
+            raise ValueError(f"rehearse must be 0 {where}, got {self.rehearse!r}")
+        if self.augmented != "all":
+            raise ValueError(f'augmented must be "all" {where}, got {self.augmented!r}')
 
     def learn(self, x: Tree, t: Hashable, y: Tree) -> Tensor | None:
         self.memory.check(x, t, y)

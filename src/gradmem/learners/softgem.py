@@ -73,7 +73,7 @@ class SoftGEM(GEM):
     glances, input_dropout, augment, not_finite, seed, graphs
         See `Learner`. The loss is cross-entropy without options.
     memory, memories, budget, keep, margin, margin_rule, constrain, constraints, sample, rehearse,
-    gradients, tasks_per_chunk, memory_limit, precision
+    augmented, gradients, tasks_per_chunk, memory_limit, precision
         See `GEM`. In the memory, y is a dict: "label", "target", q, and with `match` "logits", z.
     soft
         s, between 0 and 1: the share of the stored answers in the targets.

@@ -24,7 +24,7 @@ class SteadyGEM(SoftGEM):
        few memories it helps to hold the answers' logits as well (`match`).
     2. Remembered examples, those of the current task among them, join each mini-batch
        (`rehearse`): the gradient that is projected is half that of what has just come and half
-       that of what is remembered, and batch norm has statistics of both.
+       that of what is remembered, and batch norm normalises and predicts by statistics of both.
     3. Predictions are made with averages of the weights (`average`): single steps on ten examples
        go astray, in directions that no memory forbids, and an average does not. A task that is long
        past is predicted with a long one, the task at hand with a short one.
@@ -46,7 +46,7 @@ class SteadyGEM(SoftGEM):
     not_finite, seed, graphs
         See `Learner`. The loss is cross-entropy without options. On the board the rate is 0.2 on
         MNIST and 0.1 on CIFAR-100.
-    memory, memories, budget, margin_rule, constrain, constraints, sample, gradients,
+    memory, memories, budget, margin_rule, constrain, constraints, sample, augmented, gradients,
     tasks_per_chunk, memory_limit, precision
         See `GEM`.
     temperature, teacher
