@@ -42,11 +42,23 @@ RECIPE: dict[str, Any] = {
     "keep": "balanced",
     "average": [0.98, 0.995, 0.999, 0.9998],  # 50, 200, 1,000 and 5,000 steps long
 }
-CIFAR_RECIPE = {
-    **RECIPE,
-    **{"lr": 0.1, "margin": 0.5, "match": 0.0, "rehearse": 32, "glances": 1, "input_dropout": 0.0},
-    "augment": None,
+#: Averages of 12, 25, …, 3,200 steps: finer than what is chosen, so that they do not decide.
+FINE = [1 - 1 / n for n in (12, 25, 50, 100, 200, 400, 800, 1600, 3200)]
+CIFAR_RECIPE: dict[str, Any] = {
+    "lr": 0.05,
+    "margin": 0.0,
+    "soft": 0.5,
+    "match": 0.5,
+    "rehearse": 64,
+    "sample": 5,
+    "glances": 3,
+    "input_dropout": 0.0,
+    "keep": "balanced",
+    "augment": "images",
+    "augmented": "memories",
 }
+#: What a setting is where nothing is said.
+UNSAID = {"sample": None, "constraints": None, "augment": None, "augmented": "all"}
 #: What is tried, as changes of the recipe.
 CHANGES: list[dict[str, Any]] = [
     {},
@@ -63,47 +75,26 @@ CHANGES: list[dict[str, Any]] = [
     {"constraints": 0},
     {"match": 0.0, "input_dropout": 0.1, "constraints": 0},
 ]
-IMAGES = {"augment": "images"}
-TWICE: dict[str, Any] = {**IMAGES, "glances": 2}
-#: Stored logits held as well, and more rehearsal, with a smaller rate.
-MATCHED = {"lr": 0.05, "match": 0.5, "rehearse": 64}
+FREE = {"constraints": 0, "sample": None}
 CIFAR_CHANGES: list[dict[str, Any]] = [
     {},
+    {"rehearse": 128},
+    {"rehearse": 128, "augmented": "all"},
+    {"rehearse": 128, "augment": None},
+    {"rehearse": 128, "lr": 0.03},
+    {"rehearse": 128, **FREE},
     {"glances": 2},
-    {**IMAGES},
-    {**TWICE},
-    {**TWICE, "lr": 0.05},
-    {**TWICE, "margin": 0.1},
-    {**MATCHED},
-    {**MATCHED, "lr": 0.1},
-    {**MATCHED, "match": 1.0},
-    {**MATCHED, "margin": 0.1},
-    {**MATCHED, "glances": 2},
-    {**MATCHED, **IMAGES},
-    {**TWICE, **MATCHED},
-    {**TWICE, **MATCHED, "lr": 0.1},
-    {**TWICE, **MATCHED, "rehearse": 32},
-    {**TWICE, **MATCHED, "constraints": 0},
+    {"glances": 2, "rehearse": 128},
+    {"glances": 2, "augmented": "all"},
+    {"glances": 2, "augment": None},
+    {"glances": 2, "lr": 0.03},
+    {"glances": 2, "margin": 0.5},
+    {"glances": 2, "soft": 0.0},
+    {"glances": 2, "match": 0.0},
+    {"glances": 2, **FREE},
+    {"glances": 1},
+    {"glances": 1, "augment": None},
 ]
-#: With hundreds of memories for each task. Where constraints are at some of them, tasks share all.
-SOME = {"sample": 16}
-CIFAR_CHANGES_OF_MANY: list[dict[str, Any]] = [
-    {},
-    {**IMAGES},
-    {**SOME},
-    {**SOME, "lr": 0.05, "rehearse": 64},
-    {**SOME, **MATCHED},
-    {**SOME, **MATCHED, "lr": 0.1},
-    {**SOME, **MATCHED, "lr": 0.03},
-    {**SOME, **MATCHED, "match": 1.0},
-    {**SOME, **MATCHED, "margin": 0.1},
-    {**SOME, **MATCHED, "rehearse": 128},
-    {**SOME, **MATCHED, "glances": 2},
-    {**SOME, **MATCHED, **TWICE},
-    {**MATCHED, "constraints": 0, **SOME},
-]
-#: From so many memories on.
-MANY = 1000
 
 #: What a run is of, its settings and ACC.
 Run = dict[str, Any]
@@ -113,26 +104,37 @@ def on_mnist(benchmark: str) -> bool:
     return benchmark.startswith("mnist")
 
 
+def recipe_of(benchmark: str) -> dict[str, Any]:
+    return RECIPE if on_mnist(benchmark) else CIFAR_RECIPE
+
+
 def name_of(run: Run) -> str:
-    """What a run's settings change of the recipe."""
-    recipe = RECIPE if on_mnist(run["benchmark"]) else CIFAR_RECIPE
-    changes = {k: v for k, v in run["settings"].items() if v != recipe.get(k)}
+    """What a run's settings change of the recipe; on CIFAR-100, whatever its averages."""
+    recipe, said = recipe_of(run["benchmark"]), run["settings"]
+    own = {**said, **UNSAID, **said}
+    if not on_mnist(run["benchmark"]):
+        del own["average"]
+    changes = {k: v for k, v in own.items() if v != {**UNSAID, **recipe}.get(k)}
+    if own["augment"] is None:
+        changes.pop("augmented", None)
     return ", ".join(f"{name} {value}" for name, value in changes.items()) or "the recipe"
 
 
 def key_of(run: Run) -> str:
-    return json.dumps([run[name] for name in ("benchmark", "memories", "seed", "settings")])
+    names = ("benchmark", "memories", "tasks", "seed", "settings")
+    return json.dumps([run.get(name) for name in names], sort_keys=True)
 
 
 def cases(given: argparse.Namespace) -> Iterator[Run]:
     """What is tried, on all columns and with all seeds."""
     for seed, benchmark, memories in product(given.seeds, given.benchmarks, given.sizes):
         mnist = on_mnist(benchmark)
-        changes = CIFAR_CHANGES if memories < MANY else CIFAR_CHANGES_OF_MANY
-        for change in CHANGES if mnist else changes:
-            settings = {**(RECIPE if mnist else CIFAR_RECIPE), **change}
-            column = {"benchmark": benchmark, "memories": memories, "seed": seed}
-            yield {**column, "settings": settings}
+        always = {} if mnist else {"average": FINE}
+        column = {"benchmark": benchmark, "memories": memories, "seed": seed}
+        if given.tasks is not None:
+            column["tasks"] = given.tasks
+        for change in CHANGES if mnist else CIFAR_CHANGES:
+            yield {**column, "settings": {**recipe_of(benchmark), **always, **change}}
 
 
 def run_one(case: Run, given: argparse.Namespace) -> Run:
@@ -144,12 +146,9 @@ def run_one(case: Run, given: argparse.Namespace) -> Run:
     continuum = continuum.held_out(0.5 if mnist else 0.1)
     network = known.new_network(seed)
     precision = "fp32" if mnist or given.device == "cpu" else "bf16"
-    share = case["memories"] // continuum.n_tasks  # each task's from the start
-    shared = mnist or case["memories"] < MANY or "sample" in case["settings"]
-    size = {"budget": case["memories"]} if shared else {"memories": share}
     learner = gm.SteadyGEM(
         network.to(given.device),
-        **size,
+        budget=case["memories"],
         seed=seed,
         precision=precision,
         **case["settings"],
