@@ -62,7 +62,7 @@ def make_cells(
     every = board.planned() + [run for runs in to_search.values() for run in runs]
     check_settings(every, isinstance(executor, Elsewhere))
     with only_one(board.out, "board"):
-        failed = board.make("search", every, executor, retry_failed)
+        failed = board.make("search" if to_search else "final", every, executor, retry_failed)
         for cell, planned in to_search.items():
             board.choose(cell, planned)
         board.plan(cells)
