@@ -2,7 +2,7 @@ r"""The settings of SteadyGEM, found on training data that was held out.
 
     python -m benchmarks.recipe [--data FOLDER] [--device cuda] [--workers 14]
     python -m benchmarks.recipe --benchmarks cifar100-incremental --tasks 10 --sizes 100 2560 \
-        --seeds 500 --data FOLDER --device cuda --workers 14
+        --seeds 500 501 --data FOLDER --device cuda --workers 14
 
 Each task has twice the board's examples, of which half are learned and half measure it: no test
 set has a part in it, and seeds are others than those of the board. What is tried is the recipe and

@@ -359,13 +359,21 @@ def _steady(match: float, input_dropout: float, margin: Sequence[float] = (0.1,)
     return {"margin": margin, **{name: [value] for name, value in values.items()}}
 
 
-def _steady_cifar(**values: Any) -> Grid:
-    fixed = {"soft": 0.5, "input_dropout": 0.0, "average": AVERAGES, "keep": "balanced"}
-    return {name: [value] for name, value in {**values, **fixed}.items()} | BF16
-
-
-_IMAGES = {"augment": "images", "augmented": "memories"}
-_CIFAR = _steady_cifar(lr=0.05, margin=0.0, match=0.5, rehearse=64, sample=5, glances=3, **_IMAGES)
+_CIFAR: Grid = {
+    "lr": [0.05],
+    "margin": [0.0],
+    "match": [0.5],
+    "rehearse": [64],
+    "sample": [5],
+    "glances": [3],
+    "augment": ["images"],
+    "augmented": ["memories"],
+    "soft": [0.5],
+    "input_dropout": [0.0],
+    "average": [AVERAGES],
+    "keep": ["balanced"],
+    **BF16,
+}
 
 _STEADY = Entry(
     "steadygem",
